@@ -1,0 +1,40 @@
+"""The file layer: the only code of the store that touches the file system.
+
+    api.py        the protocol (`Files`, `Handle`) everything above is written against
+    failure.py    `FileFailure`, and errno translated into its kinds
+    local.py      the protocol on a mounted directory (plain.py, writeback.py: its system calls)
+    profile.py    what a file system can do, as a value
+    counting.py   operations counted, for the budgets
+
+It knows nothing of packs, journals or LMCache, and retries nothing.
+"""
+
+from sharedfs_backend.files.api import (
+    OPERATIONS,
+    PATH_BYTES_MAX,
+    WRITE_PARTS_MAX,
+    Buffer,
+    Files,
+    Handle,
+)
+from sharedfs_backend.files.counting import CountingFiles, Operation
+from sharedfs_backend.files.failure import FailureKind, FileFailure
+from sharedfs_backend.files.local import LocalFiles
+from sharedfs_backend.files.profile import NAMED, FlushMethod, Profile
+
+__all__ = [
+    "OPERATIONS",
+    "PATH_BYTES_MAX",
+    "WRITE_PARTS_MAX",
+    "Buffer",
+    "CountingFiles",
+    "FailureKind",
+    "FileFailure",
+    "Files",
+    "FlushMethod",
+    "Handle",
+    "LocalFiles",
+    "NAMED",
+    "Operation",
+    "Profile",
+]

@@ -1,0 +1,206 @@
+"""LocalFiles: the `Files` protocol on a mounted directory. The only code that opens real files.
+
+Calls block as long as the kernel does; deadlines belong to the callers, who run them on threads
+they can afford to lose (I6). Nothing is retried except a short write's rest. Which primitive moves
+the bytes follows from the profile: `preadv`/`pwritev`, or libc's plain calls (plain.py).
+
+A symbolic link in a file's place is refused (O_NOFOLLOW). Handles are `LocalHandle`s; a closed one
+holds no descriptor number any more, so a late use fails instead of touching another file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, cast
+
+from sharedfs_backend.files import writeback
+from sharedfs_backend.files.api import WRITE_PARTS_MAX, Buffer, Handle, checked_path
+from sharedfs_backend.files.failure import translate
+from sharedfs_backend.files.plain import pread_into, pwrite_from
+from sharedfs_backend.files.profile import POSIX, Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_COMMON = os.O_CLOEXEC | os.O_NOFOLLOW
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _COMMON
+_READ = os.O_RDONLY | _COMMON
+_WRITE = os.O_WRONLY | _COMMON
+
+JOIN_BYTES = 1024 * 1024
+"""Plain writes: parts below this are joined (copied) into one call, larger ones go as they are."""
+
+
+class LocalHandle:
+    """A descriptor and the path it was opened with. `fd` is -1 once closed."""
+
+    __slots__ = ("fd", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd = fd
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"LocalHandle({self.path!r}, fd={self.fd})"
+
+
+class LocalFiles:
+    """Files below the directory `root`. Thread-safe: it holds no mutable state."""
+
+    __slots__ = ("_prefix", "profile", "root")
+
+    def __init__(self, root: str, profile: Profile = POSIX) -> None:
+        self.root = os.path.abspath(root)
+        self._prefix = self.root.rstrip("/") + "/"
+        self.profile = profile
+
+    def create(self, path: str) -> LocalHandle:
+        return self._open(path, _CREATE, "create")
+
+    def open_read(self, path: str) -> LocalHandle:
+        return self._open(path, _READ, "open")
+
+    def open_write(self, path: str) -> LocalHandle:
+        return self._open(path, _WRITE, "open")
+
+    def _open(self, path: str, flags: int, operation: str) -> LocalHandle:
+        full = self._prefix + checked_path(path, operation)
+        try:
+            return LocalHandle(os.open(full, flags, 0o666), path)
+        except OSError as error:
+            raise translate(error, operation, path) from error
+
+    def read(self, handle: Handle, offset: int, into: memoryview) -> int:
+        fd = cast(LocalHandle, handle).fd
+        try:
+            if self.profile.vectored:
+                return os.preadv(fd, (into,), offset)
+            return pread_into(fd, into, offset)
+        except OSError as error:
+            raise translate(error, "read", handle.path) from error
+
+    def write(self, handle: Handle, offset: int, parts: Sequence[Buffer]) -> None:
+        fd = cast(LocalHandle, handle).fd
+        try:
+            if self.profile.vectored:
+                _write_vectored(fd, offset, parts)
+            else:
+                _write_plain(fd, offset, parts)
+        except OSError as error:
+            raise translate(error, "write", handle.path) from error
+
+    def flush(self, handle: Handle, offset: int, length: int) -> None:
+        fd = cast(LocalHandle, handle).fd
+        try:
+            writeback.flush(fd, offset, length, self.profile.flush, drop=self.profile.fadvise)
+        except OSError as error:
+            raise translate(error, "flush", handle.path) from error
+
+    def close(self, handle: Handle) -> None:
+        local = cast(LocalHandle, handle)
+        fd, local.fd = local.fd, -1
+        try:
+            os.close(fd)
+        except OSError as error:
+            raise translate(error, "close", handle.path) from error
+
+    def unlink(self, path: str) -> None:
+        try:
+            os.unlink(self._prefix + checked_path(path, "unlink"))
+        except OSError as error:
+            raise translate(error, "unlink", path) from error
+
+    def list(self, path: str) -> list[str]:
+        try:
+            return os.listdir(self._dir(path, "list"))
+        except OSError as error:
+            raise translate(error, "list", path) from error
+
+    def make_dir(self, path: str) -> None:
+        full = self._dir(path, "mkdir")
+        try:
+            os.mkdir(full)
+        except FileExistsError as error:
+            if not os.path.isdir(full):
+                raise translate(error, "mkdir", path) from error
+        except OSError as error:
+            raise translate(error, "mkdir", path) from error
+
+    def size(self, path: str) -> int:
+        try:
+            return os.stat(self._prefix + checked_path(path, "stat"), follow_symlinks=False).st_size
+        except OSError as error:
+            raise translate(error, "stat", path) from error
+
+    def free_bytes(self) -> int | None:
+        if not self.profile.statvfs:
+            return None
+        try:
+            found = os.statvfs(self.root)
+        except OSError as error:
+            raise translate(error, "stat", "") from error
+        return found.f_bavail * found.f_frsize
+
+    def _dir(self, path: str, operation: str) -> str:
+        return self._prefix + checked_path(path, operation) if path else self.root
+
+
+def _write_vectored(fd: int, offset: int, parts: Sequence[Buffer]) -> None:
+    if len(parts) <= WRITE_PARTS_MAX:
+        done = os.pwritev(fd, parts, offset)
+        if done == sum(memoryview(part).nbytes for part in parts):
+            return
+        pending = _after(parts, done)
+        offset += done
+    else:
+        pending = [memoryview(part).cast("B") for part in parts]
+    while pending:
+        done = os.pwritev(fd, list(islice(pending, WRITE_PARTS_MAX)), offset)
+        _require_progress(done)
+        offset += done
+        pending = _after(pending, done)
+
+
+def _write_plain(fd: int, offset: int, parts: Sequence[Buffer]) -> None:
+    for part in _joined(parts):
+        pending = part
+        while pending.nbytes:
+            done = pwrite_from(fd, pending, offset)
+            _require_progress(done)
+            offset += done
+            pending = pending[done:]
+
+
+def _after(parts: Sequence[Buffer], done: int) -> list[memoryview]:
+    """What is left of `parts` once their first `done` bytes are written."""
+    left: list[memoryview] = []
+    for part in parts:
+        view = memoryview(part).cast("B")
+        if done >= view.nbytes:
+            done -= view.nbytes
+            continue
+        left.append(view[done:])
+        done = 0
+    return left
+
+
+def _joined(parts: Sequence[Buffer]) -> Iterator[memoryview]:
+    """The same bytes in fewer parts: runs of small ones become one, large ones are not copied."""
+    small: list[memoryview] = []
+    small_bytes = 0
+    for part in parts:
+        view = memoryview(part).cast("B")
+        if small and small_bytes + view.nbytes > JOIN_BYTES:
+            yield small[0] if len(small) == 1 else memoryview(b"".join(small))
+            small, small_bytes = [], 0
+        small.append(view)
+        small_bytes += view.nbytes
+    if small:
+        yield small[0] if len(small) == 1 else memoryview(b"".join(small))
+
+
+def _require_progress(done: int) -> None:
+    if done <= 0:
+        raise OSError(5, "a write of a non-empty buffer wrote nothing")
