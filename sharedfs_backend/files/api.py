@@ -19,9 +19,20 @@ from typing import TYPE_CHECKING, Protocol
 from sharedfs_backend.files.failure import FailureKind, FileFailure
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer as Buffer
+    from typing_extensions import Buffer
 else:
     Buffer = object
+
+__all__ = [
+    "Buffer",
+    "Files",
+    "Handle",
+    "OPERATIONS",
+    "PATH_BYTES_MAX",
+    "WRITE_PARTS_MAX",
+    "checked_path",
+    "write_operations",
+]
 
 OPERATIONS = (
     "create",

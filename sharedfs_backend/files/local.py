@@ -141,7 +141,8 @@ class LocalFiles:
             found = os.statvfs(self.root)
         except OSError as error:
             raise translate(error, "stat", "") from error
-        return found.f_bavail * found.f_frsize
+        # GekkoFS leaves f_frsize at 0 and counts in its own chunks, which f_bsize holds.
+        return found.f_bavail * (found.f_frsize or found.f_bsize)
 
     def _dir(self, path: str, operation: str) -> str:
         return self._prefix + checked_path(path, operation) if path else self.root
