@@ -1,0 +1,418 @@
+"""Replicas on this machine: one LMCache server and one vLLM engine each, started and stopped whole.
+
+The engine tests and the demo share this. `ReplicaSpec` says what a replica is (model, dtype,
+adapter, LoRA, tensor parallelism, environment; in-process mode instead of a server); `Fleet` starts
+them, waits until they answer, and leaves nothing behind: no process, no shared-memory segment.
+
+Must not know: the store beyond the adapter configuration it hands over, and what is measured.
+A vLLM engine without its connector stays healthy and recomputes, so health proves nothing about
+reuse: look at its counters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from bench.demo.client import Completion, Metrics, RequestFailed, complete, get_metrics, get_text
+from bench.demo.processes import Session, stop_sessions, wait_gone
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+START_SECONDS = 600.0  # Engines take 50-90 s on an idle machine, far more on a loaded one.
+STOP_SECONDS = 20.0
+CHUNK_TOKENS = 256
+BLOCK_TOKENS = 128  # vLLM's KV block on CPU.
+
+
+class FleetError(Exception):
+    """A replica could not be started or stopped; the message ends with its log's last lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """What one replica is. Everything that two replicas may differ in is here."""
+
+    name: str
+    model: Path
+    core: str = "0"  # VLLM_CPU_OMP_THREADS_BIND: "0", or "0|1" with two ranks.
+    adapter: Mapping[str, object] | None = None  # --l2-adapter; None: no L2 at all.
+    dtype: str = "float32"
+    served_name: str | None = None  # LMCache keys carry the --model string, not this.
+    model_argument: str | None = None  # What is typed after --model, when not the path.
+    tensor_parallel: int = 1
+    kv_cache_gib: int = 1
+    l1_gib: float = 1.0
+    chunk_tokens: int = CHUNK_TOKENS
+    context_tokens_max: int = 8192
+    loras: Mapping[str, Path] = field(default_factory=dict)
+    # In-process mode: kv_transfer_config without a server. `lmcache_config` becomes a YAML/JSON
+    # file named by LMCACHE_CONFIG_FILE.
+    kv_transfer_config: Mapping[str, object] | None = None
+    lmcache_config: Mapping[str, object] | None = None
+    server_arguments: Sequence[str] = ()
+    engine_arguments: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    server_environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def in_process(self) -> bool:
+        """Whether LMCache lives in the engine, so that there is no server."""
+        return self.kv_transfer_config is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The loopback ports of one replica."""
+
+    engine: int
+    server: int
+    server_http: int  # health, status and metrics
+
+
+def plugin_adapter(root: Path | str, **settings: object) -> dict[str, object]:
+    """Returns the --l2-adapter value for our plugin on that namespace."""
+    return {
+        "type": "plugin",
+        "module_path": "sharedfs_backend.mp",
+        "class_name": "SharedFSL2Adapter",
+        "adapter_params": {"root": str(root), **settings},
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns that many different loopback TCP ports that are free now."""
+    sockets = []
+    try:
+        for _ in range(count):
+            sock = socket.socket()
+            sock.bind(("127.0.0.1", 0))
+            sockets.append(sock)
+        return [s.getsockname()[1] for s in sockets]
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+def server_command(spec: ReplicaSpec, ports: Ports) -> list[str]:
+    """Returns the command line of the replica's LMCache server."""
+    command = [sys.executable, "-m", "lmcache.cli.main", "server"]
+    command += ["--host", "127.0.0.1", "--port", str(ports.server)]
+    command += ["--http-port", str(ports.server_http)]
+    command += ["--l1-size-gb", str(spec.l1_gib), "--chunk-size", str(spec.chunk_tokens)]
+    command += ["--eviction-policy", "LRU", "--supported-transfer-mode", "auto"]
+    if spec.adapter is not None:
+        command += ["--l2-adapter", json.dumps(spec.adapter)]
+    return [*command, *spec.server_arguments]
+
+
+def engine_command(spec: ReplicaSpec, ports: Ports) -> list[str]:
+    """Returns the command line of the replica's vLLM engine."""
+    connector = spec.kv_transfer_config or {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "lmcache.mp.host": "tcp://127.0.0.1",
+            "lmcache.mp.port": ports.server,
+            "lmcache.mp.mp_transfer_mode": "lmcache_driven",
+        },
+    }
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", spec.model_argument or str(spec.model), "--host", "127.0.0.1"]
+    command += ["--port", str(ports.engine), "--dtype", spec.dtype, "--enforce-eager"]
+    command += ["--max-model-len", str(spec.context_tokens_max)]
+    command += ["--kv-transfer-config", json.dumps(connector)]
+    if spec.served_name:
+        command += ["--served-model-name", spec.served_name]
+    if spec.tensor_parallel > 1:
+        command += ["--tensor-parallel-size", str(spec.tensor_parallel)]
+    if spec.loras:
+        command += ["--enable-lora", "--lora-modules"]
+        command += [f"{name}={path}" for name, path in spec.loras.items()]
+    return [*command, *spec.engine_arguments]
+
+
+def child_environment(spec: ReplicaSpec, scratch: Path) -> dict[str, str]:
+    """Returns the environment of both processes: offline, no telemetry, caches out of $HOME."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "LMCACHE_TRACK_USAGE": "false",
+        "LMCACHE_DISABLE_BANNER": "1",
+        "VLLM_CPU_KVCACHE_SPACE": str(spec.kv_cache_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": spec.core,
+        "TMPDIR": str(scratch),
+        "XDG_CACHE_HOME": str(scratch / "cache"),
+    }
+
+
+class Replica:
+    """One running replica. Not thread-safe; `start` returns at once, `wait_ready` waits."""
+
+    def __init__(self, spec: ReplicaSpec, fleet: Fleet) -> None:
+        self.spec = spec
+        self._fleet = fleet
+        self._running: dict[str, tuple[subprocess.Popen[bytes], Session]] = {}
+        self.ports = Ports(0, 0, 0)
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The leaders' pids, by part ("server", "engine")."""
+        return {part: process.pid for part, (process, _) in self._running.items()}
+
+    def log_path(self, part: str) -> Path:
+        return self._fleet.logs / f"{self.name}-{part}.log"
+
+    def start(self) -> None:
+        """Starts the server, then the engine, without waiting for either."""
+        self.ports = Ports(*free_ports(3))
+        if not self.spec.in_process:
+            self.start_server()
+        self.start_engine()
+
+    def start_server(self) -> None:
+        environment = {**self.spec.environment, **self.spec.server_environment}
+        self._spawn("server", server_command(self.spec, self.ports), environment)
+
+    def start_engine(self) -> None:
+        environment = dict(self.spec.environment)
+        if self.spec.lmcache_config is not None:
+            path = self._fleet.scratch / f"{self.name}-lmcache.yaml"
+            path.write_text(json.dumps(self.spec.lmcache_config))  # JSON is YAML.
+            environment["LMCACHE_CONFIG_FILE"] = str(path)
+        self._spawn("engine", engine_command(self.spec, self.ports), environment)
+
+    def wait_ready(self, seconds: float = START_SECONDS) -> None:
+        """Waits until both answer; FleetError, with the end of the log, when one does not."""
+        deadline = time.monotonic() + seconds
+        if "server" in self._running:
+            self._wait("server", self.ports.server_http, "/healthcheck", deadline)
+        self._wait("engine", self.ports.engine, "/health", deadline)
+
+    def complete(
+        self,
+        prompt: Sequence[int],
+        *,
+        tokens_max: int = 16,
+        cache_salt: str | None = None,
+        model: str | None = None,
+    ) -> Completion:
+        """Returns one greedy completion of the engine (`model` picks a LoRA by its name)."""
+        default = self.spec.served_name or self.spec.model_argument or str(self.spec.model)
+        try:
+            return complete(
+                self.ports.engine,
+                model or default,
+                prompt,
+                tokens_max=tokens_max,
+                cache_salt=cache_salt,
+            )
+        except RequestFailed as error:
+            raise FleetError(f"{error}\n{tail(self.log_path('engine'))}") from error
+
+    def engine_metrics(self) -> Metrics:
+        return get_metrics(self.ports.engine)
+
+    def server_metrics(self) -> Metrics:
+        return get_metrics(self.ports.server_http)
+
+    def prompt_tokens(self, source: str) -> int:
+        """Returns the engine's count of prompt tokens by where their KV came from."""
+        metrics = self.engine_metrics()
+        return round(metrics.total("vllm:prompt_tokens_by_source_total", source=source))
+
+    def stop(self, *, parts: Sequence[str] = ("engine", "server"), kill: bool = False) -> None:
+        """Ends the parts named, in that order, and removes the segments they mapped."""
+        for part in parts:
+            if part not in self._running:
+                continue
+            process, session = self._running.pop(part)
+            stop_sessions(
+                [session],
+                grace_seconds=0 if kill else STOP_SECONDS,
+                reap=lambda p=process: p.poll(),  # type: ignore[misc]
+            )
+            process.wait(STOP_SECONDS)
+
+    def check_alive(self) -> None:
+        """Raises FleetError when a part has ended by itself."""
+        for part, (process, _) in self._running.items():
+            if process.poll() is not None:
+                raise FleetError(
+                    f"{self.name}'s {part} ended with exit code {process.returncode}; the end of "
+                    f"{self.log_path(part)}:\n{tail(self.log_path(part))}"
+                )
+
+    def _spawn(self, part: str, command: list[str], extra: Mapping[str, str]) -> None:
+        environment = {**child_environment(self.spec, self._fleet.scratch), **extra}
+        with self.log_path(part).open("ab") as log:
+            log.write(f"$ {' '.join(command)}\n".encode())
+            log.flush()
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=self._fleet.scratch,
+                env=environment,
+            )
+        session = Session.led_by(process.pid)
+        self._running[part] = (process, session)
+        self._fleet.note_session(session)
+
+    def _wait(self, part: str, port: int, path: str, deadline: float) -> None:
+        while True:
+            self.check_alive()
+            self._fleet.on_wait()
+            try:
+                get_text(port, path, timeout_seconds=5.0)
+                return
+            except RequestFailed as error:
+                if time.monotonic() > deadline:
+                    raise FleetError(
+                        f"{self.name}'s {part} does not answer ({error}); the end of "
+                        f"{self.log_path(part)}:\n{tail(self.log_path(part))}"
+                    ) from error
+            time.sleep(0.5)
+
+
+class Fleet:
+    """Replicas that start together and stop together. A context manager; leaves nothing behind."""
+
+    def __init__(self, logs: Path, on_wait: Callable[[], None] = lambda: None) -> None:
+        self.logs = logs
+        self.on_wait = on_wait
+        self.replicas: dict[str, Replica] = {}
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self.scratch = Path()
+
+    def __enter__(self) -> Fleet:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        # Short, because engines put sockets into it and their paths are limited to 107 bytes.
+        self.scratch = Path(tempfile.mkdtemp(prefix="sfs-", dir=tempfile.gettempdir()))
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-m", "bench.demo.keeper"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            cwd=REPOSITORY,
+        )
+        self._tell(f"folder {self.scratch}")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def add(self, spec: ReplicaSpec) -> Replica:
+        """Returns a replica of that spec, not yet started."""
+        replica = Replica(spec, self)
+        self.replicas[spec.name] = replica
+        return replica
+
+    def start(self, *specs: ReplicaSpec) -> list[Replica]:
+        """Starts replicas side by side and waits until all of them answer."""
+        replicas = [self.add(spec) for spec in specs]
+        for replica in replicas:
+            for part in ("server", "engine"):
+                replica.log_path(part).unlink(missing_ok=True)
+            replica.start()
+        for replica in replicas:
+            replica.wait_ready()
+        return replicas
+
+    def close(self) -> None:
+        """Stops everything, engines first; then lets the keeper look for what is left."""
+        if self._keeper is None:
+            return
+        keeper, self._keeper = self._keeper, None
+        with signals_held():
+            stop_together(list(self.replicas.values()))
+            assert keeper.stdin is not None and keeper.stdout is not None
+            keeper.stdin.close()
+            report = keeper.stdout.read()
+            keeper.stdout.close()
+            code = keeper.wait()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        if code != 0:
+            raise FleetError(f"processes are left that do not end: {report.decode()}")
+
+    def note_session(self, session: Session) -> None:
+        """Tells the keeper of a session, before anything in it can go wrong."""
+        self._tell(f"session {session.sid} {session.start_ticks}")
+
+    def _tell(self, line: str) -> None:
+        assert self._keeper is not None and self._keeper.stdin is not None
+        self._keeper.stdin.write(line.encode() + b"\n")
+        self._keeper.stdin.flush()
+
+
+def stop_together(replicas: Sequence[Replica]) -> None:
+    """Stops the engines of all replicas at once, then their servers."""
+    for part in ("engine", "server"):
+        for replica in replicas:
+            running = replica._running.get(part)
+            if running is not None and running[0].poll() is None:
+                running[0].send_signal(signal.SIGTERM)
+        for replica in replicas:
+            replica.stop(parts=[part])
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Keeps a second Ctrl-C from interrupting the clearing up that the first one began."""
+    if sys.platform != "linux" or not _in_main_thread():
+        yield
+        return
+    held = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in held.items():
+            signal.signal(signum, handler)
+
+
+def _in_main_thread() -> bool:
+    import threading
+
+    return threading.current_thread() is threading.main_thread()
+
+
+def tail(path: Path, lines: int = 25) -> str:
+    """Returns the last lines of a log, or a sentence saying that there is none."""
+    try:
+        handle: IO[bytes]
+        with path.open("rb") as handle:
+            handle.seek(max(0, path.stat().st_size - 16384))
+            text = handle.read().decode(errors="replace")
+    except OSError as error:
+        return f"({path} cannot be read: {error})"
+    return "\n".join(f"    | {line}" for line in text.splitlines()[-lines:])

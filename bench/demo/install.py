@@ -1,0 +1,101 @@
+"""Makes `.venv` and installs the locked packages, once for each content of the lock files.
+
+Run by `make` with the system's Python 3.11 before anything is installed, so: standard library only,
+and no import from this repository. `python bench/demo/install.py run` installs what the demo needs,
+`... test` what tests need on top. A stamp in `.venv` holds the digest of what was installed; where
+it still agrees nothing is done. torch 2.13.0+cpu is not on PyPI: pip's configured sources are asked
+first, then PyTorch's own index (TORCH_INDEX overrides its address).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+VENV = REPOSITORY / ".venv"
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+LOCKS = {"run": ("requirements.lock",), "test": ("requirements.lock", "requirements-dev.lock")}
+
+
+def digest(locks: Iterable[Path], project: Path) -> str:
+    """Returns what decides whether an installation is current: locks, project file, Python."""
+    total = hashlib.sha256(sys.version.encode())
+    for path in [*locks, project]:
+        total.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()
+
+
+def torch_pin(lock_text: str) -> str:
+    """Returns the lock's line for torch, which may need an index of its own."""
+    return next(line for line in lock_text.splitlines() if line.startswith("torch=="))
+
+
+def pip_commands(
+    python: Path, locks: Iterable[Path], torch: str, index: str
+) -> tuple[list[str], list[str], list[list[str]]]:
+    """Returns (torch from the configured sources, torch from its own index, all the rest)."""
+    pip = [str(python), "-m", "pip", "install", "--no-deps", "--disable-pip-version-check"]
+    pip += ["--no-input", "--quiet"]
+    plain = [*pip, torch]
+    fallback = [*pip, "--extra-index-url", index, torch]
+    rest = [[*pip, *(word for lock in locks for word in ("-r", str(lock)))]]
+    rest += [[*pip, "--no-build-isolation", "-e", str(REPOSITORY)]]
+    return plain, fallback, rest
+
+
+def install(kind: str, environment: Mapping[str, str]) -> None:
+    """Brings `.venv` up to date for "run" or "test"; SystemExit says what to do on failure."""
+    locks = [REPOSITORY / name for name in LOCKS[kind]]
+    wanted = digest(locks, REPOSITORY / "pyproject.toml")
+    stamps = {k: VENV / f".installed-{k}" for k in LOCKS}
+    if stamps[kind].is_file() and stamps[kind].read_text() == wanted:
+        return
+    python = VENV / "bin" / "python"
+    if not python.exists():
+        say(f"making {VENV.relative_to(REPOSITORY)} with Python {sys.version.split()[0]}")
+        make_venv()
+    say("installing the locked packages (about 2.4 GB on disk, a few minutes)")
+    torch = torch_pin(locks[0].read_text())
+    index = environment.get("TORCH_INDEX") or TORCH_INDEX
+    plain, fallback, rest = pip_commands(python, locks, torch, index)
+    if subprocess.run(plain, stderr=subprocess.DEVNULL, check=False).returncode != 0:
+        say(f"{torch} is not in pip's configured sources: asking {index}")
+        run(fallback)
+    for command in rest:
+        run(command)
+    stamps[kind].write_text(wanted)
+
+
+def make_venv() -> None:
+    """Makes the virtual environment, or says which package of the system is missing."""
+    command = [sys.executable, "-m", "venv", str(VENV)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise SystemExit(
+            f"{' '.join(command)} failed:\n{result.stdout}{result.stderr}\n"
+            "On Debian and Ubuntu: apt install python3-venv"
+        )
+
+
+def run(command: list[str]) -> None:
+    """Runs one pip command with its output shown."""
+    if subprocess.run(command, check=False).returncode != 0:
+        raise SystemExit(
+            f"failed: {' '.join(command)}\n"
+            "Is a package index reachable (pip config list)? TORCH_INDEX names torch's."
+        )
+
+
+def say(text: str) -> None:
+    print(f"setup: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in LOCKS:
+        raise SystemExit(f"usage: install.py {{{'|'.join(LOCKS)}}}")
+    install(sys.argv[1], os.environ)
