@@ -5,6 +5,7 @@
     local.py      the protocol on a mounted directory (plain.py, writeback.py: its system calls)
     profile.py    what a file system can do, as a value
     counting.py   operations counted, for the budgets
+    health.py     the breaker, as pure state; watched.py puts it around any `Files`
 
 It knows nothing of packs, journals or LMCache, and retries nothing.
 """
@@ -19,8 +20,10 @@ from sharedfs_backend.files.api import (
 )
 from sharedfs_backend.files.counting import CountingFiles, Operation
 from sharedfs_backend.files.failure import FailureKind, FileFailure
+from sharedfs_backend.files.health import Health, HealthPolicy, State
 from sharedfs_backend.files.local import LocalFiles
 from sharedfs_backend.files.profile import NAMED, FlushMethod, Profile
+from sharedfs_backend.files.watched import WatchedFiles
 
 __all__ = [
     "OPERATIONS",
@@ -33,8 +36,12 @@ __all__ = [
     "Files",
     "FlushMethod",
     "Handle",
+    "Health",
+    "HealthPolicy",
     "LocalFiles",
     "NAMED",
     "Operation",
     "Profile",
+    "State",
+    "WatchedFiles",
 ]
