@@ -40,6 +40,7 @@ from sharedfs_backend.layout.names import (
     journal_path,
     pack_shard_dirs,
     parse_journal_name,
+    parse_names,
     parse_realm_name,
     parse_settings_name,
     realm_path,
@@ -70,6 +71,7 @@ from sharedfs_backend.layout.pack import (
     peek_header_bytes,
     plan_pack,
 )
+from sharedfs_backend.layout.packrows import PackRows, PackState, SnapshotPack
 from sharedfs_backend.layout.realm import LayoutDescriptor, RealmDescriptor, RealmFile
 from sharedfs_backend.layout.records import (
     Beat,
@@ -83,6 +85,13 @@ from sharedfs_backend.layout.records import (
     Touch,
 )
 from sharedfs_backend.layout.seal import UNIT_BYTES, Buffer, Hasher, Purpose, Seal
+from sharedfs_backend.layout.snapshot import (
+    SNAPSHOT_BYTES_MAX,
+    Coverage,
+    Snapshot,
+    decode_snapshot,
+    encode_snapshot,
+)
 from sharedfs_backend.layout.table import CHUNKS_PER_PACK_MAX, EMPTY_TABLE, ChunkEntry, EntryTable
 
 __all__ = [
@@ -91,12 +100,13 @@ __all__ = [
     # seal
     "Seal", "Purpose", "Hasher", "Buffer", "UNIT_BYTES",
     # names
-    "PackName", "SnapshotName", "writer_id", "is_writer_id", "writer_bytes",
+    "PackName", "parse_names", "SnapshotName", "writer_id", "is_writer_id", "writer_bytes",
     "journal_path", "parse_journal_name", "realm_path", "parse_realm_name",
     "settings_path", "parse_settings_name", "pack_shard_dirs",
     "NAMESPACE_PATH", "PACKS", "JOURNALS", "SNAPSHOTS", "REALMS", "SETTINGS", "REPLICAS",
     # identity
-    "chunk_key", "pack_digest", "pack_digest_of", "RealmDescriptor", "RealmFile", "LayoutDescriptor",
+    "chunk_key", "pack_digest", "pack_digest_of",
+    "RealmDescriptor", "RealmFile", "LayoutDescriptor",
     # packs
     "ChunkEntry", "EntryTable", "EMPTY_TABLE", "PackPlan", "PackHeader", "Trailer", "plan_pack",
     "encode_header", "decode_header", "peek_header_bytes", "header_checksum",
@@ -106,6 +116,9 @@ __all__ = [
     "Record", "Begin", "Commit", "PackCommit", "Drop", "Gone", "Touch", "Beat", "End",
     "encode_entry", "decode_entry", "entry_bytes", "scan", "Scan", "Stop", "split_records",
     "BLOCK_BYTES", "ENTRY_BYTES_MAX", "RECORDS_PER_ENTRY_MAX", "HEAD_BYTES",
+    # snapshots
+    "Snapshot", "SnapshotPack", "PackRows", "PackState", "Coverage",
+    "encode_snapshot", "decode_snapshot", "SNAPSHOT_BYTES_MAX",
     # namespace
     "NamespaceRecord", "SettingsRecord", "encode_namespace", "decode_namespace",
     "encode_settings", "decode_settings", "FORMAT_MAJOR", "FORMAT_MINOR",

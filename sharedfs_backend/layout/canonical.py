@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]  # it ships no types
 
 from sharedfs_backend.layout.errors import BadValue
 

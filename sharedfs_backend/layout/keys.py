@@ -5,7 +5,8 @@ whole prefix. A pack's digest is a pure function of realm, layout fingerprint an
 keys, so equal content has an equal address. The first item of every encoding says what is being
 named, so a digest of one kind never equals one of another.
 
-Must not know of files or of LMCache's classes. Serves I8: rank, object group and salt are in the key.
+Must not know of files or of LMCache's classes. Serves I8: rank, object group and salt are part of
+a key.
 """
 
 from __future__ import annotations

@@ -11,7 +11,9 @@ and is therefore never used twice; I3: nothing is read from a name but what its 
 from __future__ import annotations
 
 import re
+import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sharedfs_backend.layout.errors import BadValue
 from sharedfs_backend.layout.seal import DIGEST_BYTES
@@ -31,6 +33,7 @@ NAME_BYTES = DIGEST_BYTES + WRITER_BYTES + 8
 COUNTER_MAX = (1 << 63) - 1
 """Of seq, generation and settings number: fits a signed 64-bit column everywhere."""
 
+_NAME = struct.Struct("<16s8sQ")
 _WRITER = "[0-9a-f]{16}"
 _NUMBER = "0|[1-9][0-9]{0,18}"
 _WRITER_ID = re.compile(_WRITER)
@@ -75,9 +78,11 @@ def writer_bytes(writer: str) -> bytes:
     return bytes.fromhex(writer)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PackName:
-    """An unrepeatable name. Order (digest, writer, seq as a number) decides between equal versions."""
+class PackName(NamedTuple):
+    """An unrepeatable name. Its order (seq as a number) decides between equal versions.
+
+    A named tuple and not a dataclass: made, hashed and compared by the hundred thousand.
+    """
 
     digest: bytes
     writer: str
@@ -97,7 +102,7 @@ class PackName:
         return cls(bytes.fromhex(digest), writer, _counter(seq, 16))
 
     def to_bytes(self) -> bytes:
-        """The 32 bytes used in journals."""
+        """The 32 bytes used in journals: digest, writer, seq as little-endian u64."""
         if len(self.digest) != DIGEST_BYTES or not 0 <= self.seq <= COUNTER_MAX:
             raise ValueError(f"not a possible pack name: {self!r}")
         return self.digest + writer_bytes(self.writer) + self.seq.to_bytes(8, "little")
@@ -106,10 +111,17 @@ class PackName:
     def from_bytes(cls, data: bytes) -> PackName:
         if len(data) != NAME_BYTES:
             raise BadValue(f"a pack name has {NAME_BYTES} bytes, not {len(data)}")
-        seq = int.from_bytes(data[24:], "little")
-        if seq > COUNTER_MAX:
-            raise BadValue(f"sequence number {seq} exceeds {COUNTER_MAX}")
-        return cls(data[:16], data[16:24].hex(), seq)
+        return parse_names(data)[0]
+
+
+def parse_names(data: bytes) -> list[PackName]:
+    """The names of which `to_bytes` made these bytes, joined."""
+    if len(data) % NAME_BYTES:
+        raise BadValue(f"{len(data)} bytes of pack names")
+    names = [PackName(digest, writer.hex(), seq) for digest, writer, seq in _NAME.iter_unpack(data)]
+    if any(name.seq > COUNTER_MAX for name in names):
+        raise BadValue(f"a sequence number exceeds {COUNTER_MAX}")
+    return names
 
 
 @dataclass(frozen=True, slots=True, order=True)

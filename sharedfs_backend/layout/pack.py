@@ -17,6 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from sharedfs_backend.layout.canonical import decode, encode, take, take_bytes
 from sharedfs_backend.layout.errors import BadChecksum, BadValue, Truncated
@@ -37,7 +38,7 @@ from sharedfs_backend.layout.table import (
     CHUNKS_PER_PACK_MAX,
     ROW_BYTES,
     EntryTable,
-    require_rows_within,
+    require_places,
     require_shape,
 )
 
@@ -47,9 +48,7 @@ TRAILER_BYTES = BLOCK_BYTES
 HEADER_SIZE_HINT = 64 << 10
 """A first read of this size holds the whole header of a pack of about 1,300 chunks."""
 
-HEADER_BYTES_MAX = (
-    align_up(CHUNKS_PER_PACK_MAX * ROW_BYTES + LAYOUT_BYTES_MAX, BLOCK_BYTES) + BLOCK_BYTES
-)
+HEADER_BYTES_MAX = CHUNKS_PER_PACK_MAX * ROW_BYTES + LAYOUT_BYTES_MAX + BLOCK_BYTES
 ALIGN_BYTES_MAX = 64 << 20
 """Of `align`: no file system has larger blocks or stripes that a pack would care about."""
 
@@ -220,7 +219,7 @@ def _header_bytes(chunks: int, meta_bytes: int) -> int:
 
 def _columns(data: memoryview, start: int, rows: int) -> EntryTable:
     ends = [start + width * rows for width in (0, 16, 24, 32, 48)]
-    columns = (bytes(data[at:to]) for at, to in zip(ends, ends[1:], strict=False))
+    columns = (bytes(data[at:to]) for at, to in pairwise(ends))
     return EntryTable(*columns)
 
 
@@ -236,4 +235,6 @@ def _require_places(header: PackHeader, header_bytes: int) -> None:
     if not right:
         raise BadValue(f"payload at {start} of a pack of {total} bytes")
     require_shape(header.entries, CHUNKS_PER_PACK_MAX)
-    require_rows_within(header.entries, start, total - TRAILER_BYTES)
+    if int(header.entries.offset_array()[0]) < start:
+        raise BadValue("a chunk lies before the payload")
+    require_places([header.entries], [total - TRAILER_BYTES])

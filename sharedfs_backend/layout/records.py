@@ -20,14 +20,14 @@ import numpy as np
 from sharedfs_backend.layout.canonical import ARRAY_ITEMS_MAX, take, take_bytes, take_uint
 from sharedfs_backend.layout.errors import BadValue, NewerVersion
 from sharedfs_backend.layout.head import SIZE_MAX
-from sharedfs_backend.layout.names import NAME_BYTES, PackName, is_writer_id
+from sharedfs_backend.layout.names import NAME_BYTES, PackName, is_writer_id, parse_names
 from sharedfs_backend.layout.pack import RANK_MAX, VERSION_MAX
 from sharedfs_backend.layout.realm import LayoutDescriptor
 from sharedfs_backend.layout.seal import DIGEST_BYTES
 from sharedfs_backend.layout.table import (
     CHUNKS_PER_PACK_MAX,
     EntryTable,
-    require_rows_within,
+    require_places,
     require_shape,
 )
 
@@ -155,7 +155,9 @@ def _begin(fields: Any) -> Record:
 
 
 def _commit(fields: Any) -> Record:
-    return Commit(tuple(_pack_from_wire(pack) for pack in take(fields, "packs", list)))
+    packs = tuple([_pack_from_wire(pack) for pack in take(fields, "packs", list)])
+    require_places([pack.entries for pack in packs], [pack.total_bytes for pack in packs])
+    return Commit(packs)
 
 
 def _touch(fields: Any) -> Record:
@@ -179,10 +181,9 @@ def _end(fields: Any) -> Record:
 
 def _names(fields: Any) -> tuple[PackName, ...]:
     data = take(fields, "names", bytes)
-    if len(data) % NAME_BYTES or len(data) > NAMES_PER_RECORD_MAX * NAME_BYTES:
+    if len(data) > NAMES_PER_RECORD_MAX * NAME_BYTES:
         raise BadValue(f"{len(data)} bytes of names")
-    starts = range(0, len(data), NAME_BYTES)
-    return tuple(PackName.from_bytes(data[at : at + NAME_BYTES]) for at in starts)
+    return tuple(parse_names(data))
 
 
 _READERS: dict[int, Callable[[Any], Record]] = {
@@ -214,18 +215,14 @@ def _pack_to_wire(pack: PackCommit) -> dict[str, Any]:
 def _pack_from_wire(fields: Any) -> PackCommit:
     keys, offsets = take(fields, "keys", bytes), take(fields, "offsets", bytes)
     lengths, checksums = take(fields, "lengths", bytes), take(fields, "checksums", bytes)
-    table, total = (
-        EntryTable(keys, offsets, lengths, checksums),
-        take_uint(fields, "total", SIZE_MAX),
-    )
+    table = EntryTable(keys, offsets, lengths, checksums)
     require_shape(table, CHUNKS_PER_PACK_MAX)
-    require_rows_within(table, 0, total)
     return PackCommit(
         PackName.from_bytes(take(fields, "name", bytes)),
         take_bytes(fields, "realm", DIGEST_BYTES),
         LayoutDescriptor.decode(take(fields, "layout", bytes)),
         take_uint(fields, "rank", RANK_MAX),
         take_uint(fields, "version", VERSION_MAX),
-        total,
+        take_uint(fields, "total", SIZE_MAX),
         table,
     )

@@ -8,10 +8,11 @@ Must not know where a table is stored. Serves I2: each row carries the checksum 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from sharedfs_backend.layout.errors import BadValue
 from sharedfs_backend.layout.head import BLOCK_BYTES, SIZE_MAX
@@ -83,10 +84,10 @@ class EntryTable:
             bytes(self.checksums[16 * start : 16 * end]),
         )
 
-    def offset_array(self) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    def offset_array(self) -> npt.NDArray[np.uint64]:
         return np.frombuffer(self.offsets, "<u8")
 
-    def length_array(self) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    def length_array(self) -> npt.NDArray[np.uint64]:
         return np.frombuffer(self.lengths, "<u8")
 
 
@@ -103,19 +104,33 @@ def require_shape(table: EntryTable, rows_max: int) -> None:
         raise BadValue(f"{rows} chunks exceed {rows_max}")
 
 
-def require_rows_within(table: EntryTable, start: int, end: int) -> None:
-    """BadValue unless chunks are block-aligned, in order, apart, and within [start, end)."""
-    if not len(table):
+def require_places(tables: Sequence[EntryTable], ends: Sequence[int]) -> None:
+    """BadValue unless each table's chunks are aligned, in order, apart, and before its end."""
+    counts = np.array([len(table) for table in tables], "<i8")
+    offsets = np.frombuffer(b"".join(table.offsets for table in tables), "<u8")
+    lengths = np.frombuffer(b"".join(table.lengths for table in tables), "<u8")
+    require_columns_in_place(offsets, lengths, counts, np.array(ends, "<u8"))
+
+
+def require_columns_in_place(
+    offsets: npt.NDArray[np.uint64],
+    lengths: npt.NDArray[np.uint64],
+    counts: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.uint64],
+) -> None:
+    """The same for the joined columns of many packs with `counts[i]` chunks each."""
+    if not len(offsets):
         return
-    offsets, lengths = table.offset_array(), table.length_array()
-    if int(offsets.max()) > SIZE_MAX or int(lengths.max()) > SIZE_MAX:
+    if max(int(offsets.max()), int(lengths.max())) > SIZE_MAX:
         raise BadValue("an offset or length exceeds 2^63")
-    ends = offsets + lengths  # cannot wrap: both are below 2^63
+    chunk_ends = offsets + lengths  # cannot wrap: both are below 2^63
+    in_order = offsets[1:] >= chunk_ends[:-1]
+    firsts = np.cumsum(counts)[:-1]  # the first chunk of a pack follows none
+    in_order[firsts[(firsts > 0) & (firsts < len(offsets))] - 1] = True
     right = (
-        int(offsets[0]) >= start
-        and int(ends[-1]) <= end
+        bool((chunk_ends <= np.repeat(ends, counts)).all())
         and not (offsets % BLOCK_BYTES).any()
-        and bool((offsets[1:] >= ends[:-1]).all())
+        and bool(in_order.all())
     )
     if not right:
-        raise BadValue("chunks are unaligned, out of order, overlapping or outside the payload")
+        raise BadValue("chunks are unaligned, out of order, overlapping or outside their pack")
