@@ -3,7 +3,8 @@
     api.py        the protocol (`Files`, `Handle`) everything above is written against
     failure.py    `FileFailure`, and errno translated into its kinds
     local.py      the protocol on a mounted directory (plain.py, writeback.py: its system calls)
-    profile.py    what a file system can do, as a value
+    profile.py    what a file system can do, as a value; probe.py finds out by trying
+    mounts.py     which file system a mount is, and what its options cost
     counting.py   operations counted, for the budgets
     health.py     the breaker, as pure state; watched.py puts it around any `Files`
 
@@ -22,6 +23,7 @@ from sharedfs_backend.files.counting import CountingFiles, Operation
 from sharedfs_backend.files.failure import FailureKind, FileFailure
 from sharedfs_backend.files.health import Health, HealthPolicy, State
 from sharedfs_backend.files.local import LocalFiles
+from sharedfs_backend.files.probe import differences, effective, mount_warnings, probe
 from sharedfs_backend.files.profile import NAMED, FlushMethod, Profile
 from sharedfs_backend.files.watched import WatchedFiles
 
@@ -44,4 +46,8 @@ __all__ = [
     "Profile",
     "State",
     "WatchedFiles",
+    "differences",
+    "effective",
+    "mount_warnings",
+    "probe",
 ]

@@ -38,7 +38,7 @@ def test_a_value_outside_its_closed_set_is_an_error(key: str, value: object) -> 
 @pytest.mark.parametrize("name", quirks.names())
 def test_a_named_profile_asks_for_nothing_its_file_system_lacks(name: str) -> None:
     profile, found = NAMED[name], quirks.load(name)
-    assert not profile.rename or found.rename == "ok" or name == "nfs"
+    assert not profile.rename or found.rename == "ok"
     assert not profile.vectored or found.vectored_io == "ok"
     assert not profile.fadvise or found.fadvise == "ok"
     assert not profile.direct_io or found.o_direct == "ok"
