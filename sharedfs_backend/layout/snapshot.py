@@ -17,8 +17,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from sharedfs_backend.layout.arrowrows import SCHEMA, from_batch, require_columns, to_batch
-from sharedfs_backend.layout.canonical import decode, encode, take, take_uint
+from sharedfs_backend.layout.arrowrows import (
+    SCHEMA,
+    from_batch,
+    require_columns,
+    require_uncompressed,
+    to_batch,
+)
+from sharedfs_backend.layout.canonical import ARRAY_ITEMS_MAX, decode, encode, take, take_uint
 from sharedfs_backend.layout.errors import BadChecksum, BadValue, FormatError, Truncated
 from sharedfs_backend.layout.head import (
     HEAD_BYTES,
@@ -27,7 +33,7 @@ from sharedfs_backend.layout.head import (
     parse_head,
     require_version,
 )
-from sharedfs_backend.layout.names import COUNTER_MAX, SnapshotName, is_writer_id
+from sharedfs_backend.layout.names import COUNTER_MAX, SnapshotName, is_writer_id, writer_bytes
 from sharedfs_backend.layout.packrows import PackRows
 from sharedfs_backend.layout.realm import LayoutDescriptor
 from sharedfs_backend.layout.seal import DIGEST_BYTES, Buffer, Purpose, Seal
@@ -38,9 +44,10 @@ SNAPSHOT_BYTES_MAX = 1 << 32
 """Of a whole snapshot: some 80 million chunks, more than a catalog is ever configured for. A larger
 file is refused before it is mapped or parsed."""
 
-JOURNALS_MAX = 4096
-PARENTS_MAX = 4096
-REALMS_MAX = LAYOUTS_MAX = 4096
+JOURNALS_MAX = 1 << 20
+"""Of a coverage, held as columns: journals of the dead pile up until someone merges them."""
+
+PARENTS_MAX = REALMS_MAX = LAYOUTS_MAX = ARRAY_ITEMS_MAX
 """One msgpack array each; far more than one directory ever serves."""
 
 _SEAL = struct.Struct("<16s16x")
@@ -97,20 +104,11 @@ def decode_snapshot(data: Buffer, seal: Seal) -> Snapshot:
         raise kind(f"a snapshot of {size} bytes, {len(arrow)} are there")
     if _SEAL.unpack(fields)[0] != _checksum(arrow, view[-HEAD_BYTES:], seal):
         raise BadChecksum("the snapshot is damaged, or sealed with another secret")
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(arrow)) as stream:
-            schema = stream.schema
-            require_columns(schema)
-            batch = stream.read_next_batch()
-            batch.validate(full=True)
-            if next(stream, None) is not None:
-                raise BadValue("more than one record batch")
-    except (pa.ArrowException, StopIteration, OSError, ValueError, MemoryError) as error:
-        raise BadValue(f"not an Arrow stream: {error}") from None
+    schema, batch = _read_stream(arrow)
     meta = decode((schema.metadata or {}).get(METADATA_KEY, b""))
     generation, writer = take_uint(meta, "generation", COUNTER_MAX), _writer(meta)
     parents = tuple(_parent(item) for item in _list(meta, "parents", PARENTS_MAX))
-    coverage = dict(_coverage(item) for item in _list(meta, "coverage", JOURNALS_MAX))
+    coverage = _coverage(take(meta, "coverage", dict))
     realms = tuple(_bytes(item, DIGEST_BYTES) for item in _list(meta, "realms", REALMS_MAX))
     encoded = (_bytes(item) for item in _list(meta, "layouts", LAYOUTS_MAX))
     layouts = tuple(LayoutDescriptor.decode(item) for item in encoded)
@@ -118,14 +116,34 @@ def decode_snapshot(data: Buffer, seal: Seal) -> Snapshot:
     return Snapshot(generation, writer, parents, coverage, packs)
 
 
+def _read_stream(arrow: memoryview) -> tuple[Any, Any]:
+    """(schema, the one record batch) of a stream, in place."""
+    try:
+        messages = list(pa.ipc.MessageReader.open_stream(pa.py_buffer(arrow)))
+        if len(messages) != 2:
+            raise BadValue(f"{len(messages)} Arrow messages, not schema and record batch")
+        require_uncompressed(messages[1].metadata.to_pybytes())
+        schema = pa.ipc.read_schema(messages[0])
+        require_columns(schema)
+        batch = pa.ipc.read_record_batch(messages[1], schema)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadValue(f"not an Arrow stream: {error}") from None
+    return schema, batch
+
+
 def _metadata(snapshot: Snapshot) -> bytes:
     parents = [[parent.generation, parent.writer] for parent in snapshot.parents]
     covered = sorted(snapshot.coverage.items())
-    if max(len(parents), len(covered)) > JOURNALS_MAX:
-        raise ValueError(f"a snapshot of {len(covered)} journals")
     return encode(
         {
-            "coverage": [[writer, cover.offset, cover.ended] for writer, cover in covered],
+            "coverage": {
+                "ended": bytes(c.ended for _w, c in covered),
+                "offsets": b"".join(
+                    cover.offset.to_bytes(8, "little") for _writer, cover in covered
+                ),
+                "writers": b"".join(writer_bytes(writer) for writer, _c in covered),
+            },
             "generation": snapshot.generation,
             "layouts": [layout.encode() for layout in snapshot.packs.layouts],
             "parents": parents,
@@ -177,10 +195,15 @@ def _parent(item: Any) -> SnapshotName:
     raise BadValue("not a parent")
 
 
-def _coverage(item: Any) -> tuple[str, Coverage]:
-    match item:
-        case [str(writer), int(offset), bool(ended)] if (
-            type(offset) is int and 0 <= offset <= SIZE_MAX and is_writer_id(writer)
-        ):
-            return writer, Coverage(offset, ended)
-    raise BadValue("not a coverage")
+def _coverage(columns: Any) -> dict[str, Coverage]:
+    ended, offsets = take(columns, "ended", bytes), take(columns, "offsets", bytes)
+    writers = take(columns, "writers", bytes)
+    if not len(writers) == len(offsets) == 8 * len(ended) <= 8 * JOURNALS_MAX:
+        raise BadValue(f"columns of a coverage disagree, or more than {JOURNALS_MAX} journals")
+    ids, places = writers.hex(), struct.unpack(f"<{len(ended)}Q", offsets)
+    if max(ended, default=0) > 1 or max(places, default=0) > SIZE_MAX:
+        raise BadValue("a number of a coverage is out of range")
+    return {
+        ids[16 * index : 16 * index + 16]: Coverage(place, bool(end))
+        for index, (place, end) in enumerate(zip(places, ended, strict=True))
+    }
