@@ -1,0 +1,329 @@
+"""PackReader: loads chunks from packs. Pieces in parallel, verified in cache, copied in the gate.
+
+A load is planned into pieces (readplan.py) that workers of Lane.READ take from one queue, as many
+at a time as the mount's latency asks for (depth.py). A worker reads into a private buffer,
+verifies unit by unit and copies what belongs to whom inside the task's gate; it never waits for
+another read. Whatever goes wrong is a miss for the chunks concerned (misses.py): counted by kind,
+logged once by kind.
+
+Keeps I2 and I7 (with readtask.py), I6: a task ends at its deadline, counted from submit, whatever
+its reads do (`expire`, `ReadTask.wait`); I9: queue, buffers, handles and depth have a maximum, and
+a read that never returns costs one worker and one buffer. Thread-safe. Knows nothing of catalogs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sharedfs_backend.buffers import BufferPool, PrivateBuffer
+from sharedfs_backend.depth import ReadDepth
+from sharedfs_backend.fdcache import FdCache, Lease
+from sharedfs_backend.files import FailureKind, FileFailure, Files, Handle
+from sharedfs_backend.layout.seal import UNIT_BYTES, Hasher, Seal
+from sharedfs_backend.misses import Miss, MissKind, kind_of_open_failure, kind_of_read_failure
+from sharedfs_backend.readplan import ChunkRead, Piece, Span, plan_reads
+from sharedfs_backend.readqueue import PIECES_MAX, ReadQueue
+from sharedfs_backend.readtask import Destination, ReadTask
+from sharedfs_backend.rules import Rules
+from sharedfs_backend.runtime import Lane, LaneFull, Runtime
+
+if TYPE_CHECKING:
+    from sharedfs_backend.files import Buffer
+
+logger = logging.getLogger("sharedfs.reader")
+
+SLICE_BYTES = 512 * 1024
+"""Hashed and then copied while in a core's own cache: half of an L2 of 1 MiB."""
+
+_SILENT = {MissKind.CANCELLED, MissKind.CLOSED}
+
+
+class PackReader:
+    """Loads of one process. Closed by `close`, which ends what is under way."""
+
+    def __init__(
+        self,
+        files: Files,
+        runtime: Runtime,
+        seal: Seal,
+        *,
+        fds: FdCache,
+        buffers: BufferPool,
+        depth: ReadDepth,
+        pieces_max: int = PIECES_MAX,
+        rules: Rules | None = None,
+    ) -> None:
+        self._files = files
+        self._runtime = runtime
+        self._seal = seal
+        self._fds = fds
+        self._buffers = buffers
+        self._gated = (rules or Rules()).gate_copies
+        self._queue = ReadQueue(depth, buffers.buffers_max, pieces_max)
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._logged: set[MissKind] = set()
+
+    # -- submitting ----------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return self._runtime.now()
+
+    def submit(
+        self,
+        reads: Sequence[ChunkRead],
+        destinations: Sequence[Buffer],
+        *,
+        deadline: float,
+        on_done: Callable[[ReadTask], None] | None = None,
+    ) -> ReadTask:
+        """Start loading `reads[i]` into `destinations[i]` (writable, contiguous, of its length).
+
+        `deadline` is an instant of `Runtime.now`. `on_done` is called once, on some thread (this
+        one if there is nothing to wait for), without any lock held, when the outcomes stand and no
+        destination will be touched again. Never waits for I/O."""
+        task = ReadTask(
+            self,
+            reads,
+            [_writable(one) for one in destinations],
+            seal=self._seal,
+            deadline=deadline,
+            on_done=on_done,
+            waiter=self._runtime.waiter,
+            gated=self._gated,
+        )
+        self._count("loads")
+        if task.prepare():
+            self.end(task)
+            return task
+        refused = self._queue.admit(task, plan_reads(reads, self._buffers.buffer_bytes))
+        if refused is not None:
+            self.end(task, refused)
+        else:
+            self._start_workers()
+        return task
+
+    def _start_workers(self) -> None:
+        """As many as the depth allows and the queue can feed."""
+        wanted = self._queue.hire()
+        for started in range(wanted):
+            try:
+                self._runtime.submit(Lane.READ, self._work)
+            except LaneFull:
+                if self._queue.dismiss(wanted - started):
+                    self._end_all(MissKind.BUSY)
+                return
+
+    # -- working -------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """A worker: takes pieces until there is none, or more workers than the depth wants."""
+        while (taken := self._queue.take()) is not None:
+            task, piece = taken
+            is_last = False
+            try:
+                if task.is_wanted(piece):
+                    is_last = self._load(task, piece)
+            finally:
+                self._queue.returned(task)
+            if is_last:
+                self.end(task)
+
+    def _load(self, task: ReadTask, piece: Piece) -> bool:
+        """One piece; a stale handle is renewed once. True if it decided the last chunk."""
+        lease = self._lease(task, piece)
+        if isinstance(lease, bool):
+            return lease
+        failure = self._read(task, piece, lease)
+        if isinstance(failure, bool):
+            return failure
+        if failure.kind is FailureKind.STALE:
+            self._count("reopens")
+            lease = self._lease(task, piece)
+            if isinstance(lease, bool):
+                return lease
+            failure = self._read(task, piece, lease)
+            if isinstance(failure, bool):
+                return failure
+        return task.fail(piece, Miss(kind_of_read_failure(failure.kind), str(failure)))
+
+    def _lease(self, task: ReadTask, piece: Piece) -> Lease | bool:
+        """A lease on the piece's pack. Else (parked, or failed) whether that decided the last."""
+        task.queue.parked_at.add(piece.pack)
+        found = self._fds.acquire(piece.pack, task, partial(self._resume, task, piece))
+        if found is None:
+            return False
+        if isinstance(found, Lease):
+            return found
+        try:
+            self._count("opens")
+            handle = self._files.open_read(piece.pack.path)
+        except FileFailure as failure:
+            self._fds.failed(found, failure)
+            return task.fail(piece, _open_miss(failure))
+        lease = self._fds.opened(found, handle)
+        self._start_workers()
+        return lease
+
+    def _resume(self, task: ReadTask, piece: Piece, failure: FileFailure | None) -> None:
+        """Another worker opened the pack `piece` waits for, or could not."""
+        if failure is None:
+            self._queue.put_back(task, piece)
+        elif task.fail(piece, _open_miss(failure)):
+            self.end(task)
+
+    def _read(self, task: ReadTask, piece: Piece, lease: Lease) -> bool | FileFailure:
+        """Whether this piece decided the last chunk, or why it could not be read at all."""
+        buffer = self._buffers.acquire()
+        is_stale = False
+        try:
+            if buffer is None:
+                return task.fail(piece, Miss(MissKind.BUSY, "no private buffer is free"))
+            return self._read_into(task, piece, lease.handle, buffer)
+        except FileFailure as failure:
+            is_stale = failure.kind is FailureKind.STALE
+            return failure
+        finally:
+            if buffer is not None:
+                self._buffers.release(buffer)
+            self._fds.release(lease, discard=is_stale)
+
+    def _read_into(
+        self, task: ReadTask, piece: Piece, handle: Handle, buffer: PrivateBuffer
+    ) -> bool:
+        """Read in steps of at most a buffer; verify and copy each while it is warm."""
+        now, size = self._runtime.now, self._buffers.buffer_bytes
+        read_seconds = busy_seconds = 0.0
+        is_last = False
+        hasher: Hasher = self._seal.hasher()
+        for start in range(0, piece.length, size):
+            length = min(size, piece.length - start)
+            began = now()
+            got = self._files.read(handle, piece.offset + start, buffer.view[:length])
+            came = now()
+            if got != length:
+                detail = f"wanted {length} bytes at {piece.offset + start}, found {got}"
+                return task.fail(piece, Miss(MissKind.SHORT, detail))
+            for span in piece.spans:  # a piece of several steps has a single one
+                if start <= span.piece_offset:
+                    hasher = self._seal.hasher()
+                _verify_and_copy(task, span, hasher, buffer, start)
+                if span.piece_offset + span.length <= start + length:
+                    is_last |= task.unit_verified(span, hasher.digest())
+            read_seconds += came - began
+            busy_seconds += now() - came
+        with self._lock:
+            self._counts["reads"] += -(-piece.length // size)
+            self._counts["bytes_read"] += piece.length
+        if self._queue.observe(read_seconds, busy_seconds):
+            self._start_workers()
+        return is_last
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def end(self, task: ReadTask, kind: MissKind = MissKind.CLOSED) -> None:
+        """The task is over: what is not decided by now is a miss of this kind. Idempotent."""
+        if not task.end(kind):
+            return
+        self._queue.drop(task)
+        for name in task.queue.parked_at:
+            self._fds.unpark(name, task)
+        loaded = task.loaded
+        with self._lock:
+            self._counts["chunks_loaded"] += sum(loaded)
+            self._counts["bytes_loaded"] += sum(
+                read.length for read, is_loaded in zip(task.reads, loaded, strict=True) if is_loaded
+            )
+        task.report()
+        self._start_workers()  # its workers may be lost: others take their place
+
+    def expire(self, now: float) -> float | None:
+        """End every task whose deadline has come; the next deadline, if there is one.
+
+        For a timer: loads waited for with `ReadTask.wait` end themselves."""
+        tasks = self._queue.tasks()
+        for task in tasks:
+            if task.deadline <= now:
+                self.end(task, MissKind.DEADLINE)
+        return min((task.deadline for task in tasks if task.deadline > now), default=None)
+
+    def _end_all(self, kind: MissKind) -> None:
+        for task in self._queue.tasks():
+            self.end(task, kind)
+
+    def close(self) -> None:
+        """Every task ends, no destination is touched any more, idle handles are closed."""
+        self._queue.close()
+        for task in self._queue.tasks():
+            self.end(task, MissKind.CLOSED)
+            task.gate.shut()  # somebody else may have been ending it
+        self._fds.close()
+
+    # -- telling -------------------------------------------------------------------------------
+
+    def note_miss(self, read: ChunkRead, miss: Miss) -> None:
+        """Count a miss; log the first of its kind."""
+        with self._lock:
+            self._counts[f"miss_{miss.kind.value}"] += 1
+            if miss.kind in self._logged or miss.kind in _SILENT:
+                return
+            self._logged.add(miss.kind)
+        logger.warning(
+            "load miss (%s) in pack %s, chunk at %d of %d bytes: %s; "
+            "further ones of this kind are only counted",
+            miss.kind.value,
+            read.pack.path,
+            read.offset,
+            read.length,
+            miss.detail or "not decided in time",
+        )
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start, and gauges."""
+        with self._lock:
+            counts = dict(self._counts)
+        held = {"open_packs": len(self._fds), "buffer_bytes": self._buffers.bytes_held}
+        return counts | self._queue.gauges() | held
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self._counts[name] += 1
+
+
+def _verify_and_copy(
+    task: ReadTask, span: Span, hasher: Hasher, buffer: PrivateBuffer, start: int
+) -> None:
+    """Hash what the buffer (the piece from `start` on) holds of `span`, and copy it, by slices."""
+    low = max(0, span.piece_offset - start)
+    high = min(buffer.view.nbytes, span.piece_offset + span.length - start)
+    to = span.unit * UNIT_BYTES + start + low - span.piece_offset
+    with task.gate.enter(span.chunk) as is_open:
+        destination = task.destination(span.chunk) if is_open else None
+        if destination is None:
+            return
+        for at in range(low, high, SLICE_BYTES):
+            end = min(at + SLICE_BYTES, high)
+            hasher.update(buffer.view[at:end])
+            np.copyto(destination[to : to + end - at], buffer.array[at:end])
+            to += end - at
+
+
+def _open_miss(failure: FileFailure) -> Miss:
+    return Miss(kind_of_open_failure(failure.kind), str(failure))
+
+
+def _writable(destination: Buffer) -> Destination:
+    """The caller's memory as a flat array. Raises ValueError if it cannot be written."""
+    view = memoryview(destination)
+    if not view.nbytes:
+        return None
+    if view.readonly:
+        raise ValueError("a destination is read-only")
+    return np.frombuffer(view, np.uint8)

@@ -1,0 +1,154 @@
+"""What the store needs from the world besides files: time, randomness, workers, waiting.
+
+Everything that decides when and where code runs comes in through a `Runtime`, so that a test can
+replace it by one simulated world driven by a single seed (the same code then runs under freezes
+and kills). `ThreadRuntime` is the real one: daemon threads in bounded lanes, because a thread lost
+in a file-system call that never returns must neither block the interpreter's exit nor grow the
+process without bound (I6, I9).
+
+This module knows nothing of files, packs or LMCache.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Lane(enum.Enum):
+    """A bounded set of workers. A lane never waits for work queued behind it in the same lane."""
+
+    READ = "read"
+    WRITE = "write"
+    BACKGROUND = "background"
+
+
+class LaneFull(Exception):
+    """The lane's queue has reached its limit; the work was not accepted."""
+
+
+class Waiter(Protocol):
+    """A one-shot event that a simulated world can implement too."""
+
+    def set(self) -> None: ...
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout_seconds: float | None = None) -> bool: ...
+
+
+class Runtime(Protocol):
+    """Time, randomness and workers. Thread-safe."""
+
+    def now(self) -> float:
+        """Seconds on this machine's monotonic clock. Never compared between machines."""
+
+    def random_bytes(self, count: int) -> bytes:
+        """Unpredictable bytes (`os.urandom`); engines seed `random`, so that is never used."""
+
+    def submit(self, lane: Lane, work: Callable[[], None]) -> None:
+        """Run `work` on a worker of `lane`. Raises LaneFull at the queue's limit."""
+
+    def waiter(self) -> Waiter: ...
+
+    def close(self, timeout_seconds: float) -> None:
+        """Stop accepting work and let idle workers go; a worker stuck in a call is abandoned."""
+
+
+@dataclass(slots=True)
+class _LaneState:
+    workers_max: int
+    queue_max: int
+    queue: deque[Callable[[], None]] = field(default_factory=deque)
+    workers: int = 0
+    idle: int = 0
+
+
+class ThreadRuntime:
+    """The real world. Workers are daemon threads, started on demand, at most `workers_max` a lane.
+
+    A worker whose work raises reports through `threading.excepthook` and lives on: the store
+    translates every expected error before it gets here, so such an error is our own mistake.
+    """
+
+    def __init__(
+        self,
+        *,
+        read_workers_max: int = 32,
+        write_workers_max: int = 8,
+        background_workers_max: int = 2,
+        queue_max: int = 65536,
+    ) -> None:
+        self._condition = threading.Condition()
+        self._closed = False
+        self._lanes = {
+            Lane.READ: _LaneState(read_workers_max, queue_max),
+            Lane.WRITE: _LaneState(write_workers_max, queue_max),
+            Lane.BACKGROUND: _LaneState(background_workers_max, queue_max),
+        }
+        self._wakeups = {lane: threading.Condition(threading.Lock()) for lane in Lane}
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def random_bytes(self, count: int) -> bytes:
+        return os.urandom(count)
+
+    def waiter(self) -> Waiter:
+        return threading.Event()
+
+    def submit(self, lane: Lane, work: Callable[[], None]) -> None:
+        state, wakeup = self._lanes[lane], self._wakeups[lane]
+        with wakeup:
+            if self._closed:
+                raise LaneFull("the runtime is closed")
+            if len(state.queue) >= state.queue_max:
+                raise LaneFull(f"{len(state.queue)} pieces of work wait in lane {lane.value}")
+            state.queue.append(work)
+            if state.idle >= len(state.queue):
+                wakeup.notify()
+            elif state.workers < state.workers_max:
+                state.workers += 1
+                name = f"sharedfs-{lane.value}-{state.workers}"
+                threading.Thread(target=self._work, args=(lane,), name=name, daemon=True).start()
+
+    def _work(self, lane: Lane) -> None:
+        state, wakeup = self._lanes[lane], self._wakeups[lane]
+        while True:
+            with wakeup:
+                while not state.queue:
+                    if self._closed:
+                        state.workers -= 1
+                        return
+                    state.idle += 1
+                    wakeup.wait()
+                    state.idle -= 1
+                work = state.queue.popleft()
+            try:
+                work()
+            except Exception:  # our own mistake: report it, keep the worker
+                threading.excepthook(threading.ExceptHookArgs((*_exc_info(), threading.current_thread())))
+            del work
+
+    def close(self, timeout_seconds: float) -> None:
+        deadline = self.now() + timeout_seconds
+        self._closed = True
+        for lane, wakeup in self._wakeups.items():
+            with wakeup:
+                wakeup.notify_all()
+            while self._lanes[lane].workers and self.now() < deadline:
+                time.sleep(0.002)
+
+
+def _exc_info() -> tuple[type[BaseException], BaseException | None, object]:
+    import sys
+
+    kind, value, trace = sys.exc_info()
+    assert kind is not None
+    return kind, value, trace
