@@ -150,6 +150,4 @@ def _read_stream(response: http.client.HTTPResponse, begin: float) -> Completion
             logprobs.extend((choice.get("logprobs") or {}).get("token_logprobs") or [])
     if first is None:
         raise RequestFailed("completion: the stream ended without a token")
-    return Completion(
-        tuple(tokens), tuple(logprobs), first - begin, time.perf_counter() - begin
-    )
+    return Completion(tuple(tokens), tuple(logprobs), first - begin, time.perf_counter() - begin)

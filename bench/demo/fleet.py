@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import IO
 
 from bench.demo.client import Completion, Metrics, RequestFailed, complete, get_metrics, get_text
-from bench.demo.processes import Session, stop_sessions, wait_gone
+from bench.demo.processes import Session, stop_sessions
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_SECONDS = 600.0  # Engines take 50-90 s on an idle machine, far more on a loaded one.

@@ -40,7 +40,7 @@ def pip_commands(
 ) -> tuple[list[str], list[str], list[list[str]]]:
     """Returns (torch from the configured sources, torch from its own index, all the rest)."""
     pip = [str(python), "-m", "pip", "install", "--no-deps", "--disable-pip-version-check"]
-    pip += ["--no-input", "--quiet"]
+    pip += ["--no-input", "-qq"]  # Errors only.
     plain = [*pip, torch]
     fallback = [*pip, "--extra-index-url", index, torch]
     rest = [[*pip, *(word for lock in locks for word in ("-r", str(lock)))]]

@@ -11,10 +11,10 @@ Must not know: engines, servers, the store. Prints one JSON line saying what it 
 from __future__ import annotations
 
 import json
+import os
 import select
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 from bench.demo.processes import Session, members, shared_segments, stop_sessions
@@ -36,7 +36,7 @@ def main() -> int:
         segments |= shared_segments(members(sessions))
         if not ready:
             continue
-        data = sys.stdin.buffer.raw.read(65536)  # type: ignore[attr-defined]  # a raw FileIO here
+        data = os.read(0, 65536)
         if not data:
             break
         *lines, pending = (pending + data).split(b"\n")

@@ -1,9 +1,9 @@
 """Writes the small model the demo and the engine tests serve.
 
 A Llama of 8 layers, hidden size 512 and 4 KV heads with random weights from a fixed seed: 16 KiB of
-KV per token in float32, so that a prompt of 4,000 tokens is about 64 MB of KV. The initializer range of
-0.06 makes greedy output vary with the prompt; smaller ones repeat one token, which would hide a
-wrong reload. The tokenizer is its own: one word per id, since prompts are sent as token ids.
+KV per token in float32, so that a prompt of 4,000 tokens is about 64 MB of KV. The initializer
+range of 0.06 makes greedy output vary with the prompt; smaller ones repeat one token, which would
+hide a wrong reload. The tokenizer is its own: one word per id; prompts are sent as token ids.
 
 Must not know: engines, servers, the store. Imports torch and transformers only when it writes.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -92,3 +93,7 @@ def _write_tokenizer(directory: Path, spec: ModelSpec) -> None:
         eos_token="</s>",
         unk_token="<unk>",
     ).save_pretrained(directory)
+
+
+if __name__ == "__main__":
+    ensure_model(Path(sys.argv[1]))

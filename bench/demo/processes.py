@@ -76,9 +76,7 @@ def select_members(sessions: Iterable[Session], stats: Iterable[ProcStat]) -> li
     everything = list(stats)
     started = {s.pid: s.start_ticks for s in everything}
     ours = {
-        s.sid: s.start_ticks
-        for s in sessions
-        if started.get(s.sid, s.start_ticks) == s.start_ticks
+        s.sid: s.start_ticks for s in sessions if started.get(s.sid, s.start_ticks) == s.start_ticks
     }
     return [
         s.pid

@@ -1,0 +1,119 @@
+"""`python -m bench.demo`: two real engines reuse each other's KV through one directory.
+
+Starts two replicas, runs the scenario, prints the table, stops everything. Exit codes: 0 when every
+line is as it had to be, 1 when one is not (it is named), 2 when the fleet could not be run, 130
+after Ctrl-C. Everything it makes lies below `.demo/`, but for a namespace given by NAMESPACE.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from bench.demo import namespace, report
+from bench.demo.fleet import REPOSITORY, Fleet, FleetError, ReplicaSpec, plugin_adapter
+from bench.demo.scenario import Plan, Row, Scenario
+
+WORK = REPOSITORY / ".demo"
+
+
+def demo(
+    small: Annotated[bool, typer.Option(help="A shorter run: one prompt each, two turns.")] = False,
+    fs_native: Annotated[
+        bool, typer.Option(hidden=True, help="LMCache's own adapter instead, for the driver.")
+    ] = False,
+) -> None:
+    """Shows two replicas sharing KV through one directory (NAMESPACE, or one below .demo/)."""
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGHUP, _terminate)
+    try:
+        code = run(console, small=small, fs_native=fs_native)
+    except FleetError as error:
+        console.print(f"FAILED: {error}", markup=False, highlight=False)
+        code = 2
+    except KeyboardInterrupt:
+        console.print("stopped")
+        code = 130
+    raise typer.Exit(code)
+
+
+def run(console: Console, *, small: bool, fs_native: bool) -> int:
+    """Returns the exit code of a whole run; the fleet is gone when it returns or raises."""
+    begin = time.monotonic()
+    choice = namespace.choose(os.environ.get("NAMESPACE"), WORK / "namespace")
+    console.print(f"namespace: {choice.root} ({choice.reason})", highlight=False)
+    model = make_model(WORK / "model")
+    adapter = plugin_adapter(choice.root)
+    if fs_native:
+        adapter = {"type": "fs_native", "base_path": str(choice.root)}
+    cores = sorted(os.sched_getaffinity(0))
+    specs = [
+        ReplicaSpec(name, model, core=str(cores[i % len(cores)]), adapter=adapter)
+        for i, name in enumerate(("A", "B"))
+    ]
+    # An existing namespace may hold an earlier run's prompts: then draw others.
+    seed = f"demo-{secrets.token_hex(4)}" if choice.may_hold_prompts else "demo"
+    plan = Plan(seed=seed)
+    if small:
+        plan = Plan((1100,), (1025,), 2, 800, 300, 1200, seed=seed)
+
+    with console.status("starting") as status:
+
+        def say(text: str) -> None:
+            seconds = time.monotonic() - begin
+            console.print(f"{seconds:6.1f} s  {text}", highlight=False, markup=False)
+            status.update(text)
+
+        with Fleet(WORK / "logs") as fleet:
+            say(f"starting two replicas (one to two minutes; logs in {fleet.logs})")
+            first, second = fleet.start(*specs)
+            scenario = Scenario(first, second, plan, say)
+            scenario.run()
+            say("stopping both replicas")
+    return conclude(console, scenario.rows, choice.root, time.monotonic() - begin)
+
+
+def conclude(console: Console, rows: Sequence[Row], root: Path, seconds: float) -> int:
+    """Prints the table and the verdict; returns the exit code."""
+    console.print()
+    report.show(console, rows)
+    console.print(
+        f"in the namespace: {report.contents_line(namespace.walk(root))}", highlight=False
+    )
+    failed = report.failures(rows)
+    for line in failed:
+        console.print(f"FAILED: {line}", style="bold red", markup=False, highlight=False)
+    if not failed:
+        console.print(
+            f"all {len(rows)} lines as they had to be, in {seconds:.0f} s", highlight=False
+        )
+    return 1 if failed else 0
+
+
+def make_model(directory: Path) -> Path:
+    """Returns the model's directory, written by a process of its own (torch is 300 MB resident)."""
+    command = [sys.executable, "-m", "bench.demo.model", str(directory)]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise FleetError(f"the model could not be written:\n{result.stdout}{result.stderr}")
+    return directory
+
+
+def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    typer.run(demo)

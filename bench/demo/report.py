@@ -1,0 +1,65 @@
+"""The demo's table and closing lines.
+
+Must not know: replicas, servers; it shows rows and judges nothing but their failures.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.demo.namespace import Contents
+from bench.demo.scenario import Row
+
+
+def show(console: Console, rows: Sequence[Row]) -> None:
+    """Prints one line for each row."""
+    table = Table(title="What each replica had to compute, and what it found", title_justify="left")
+    table.add_column("step")
+    for heading in ("prompt", "TTFT cold", "TTFT reused", "reloaded", "expected"):
+        table.add_column(heading, justify="right")
+    table.add_column("tokens")
+    table.add_column("load operations")
+    for row in rows:
+        good = not row.failures
+        table.add_row(
+            row.label,
+            f"{row.prompt_tokens}",
+            f"{row.ttft_cold_seconds:.2f} s",
+            f"{row.ttft_seconds:.2f} s",
+            f"{row.reloaded_tokens}",
+            f"{row.expected.reloaded_tokens}",
+            "equal" if row.tokens_equal else "DIFFER",
+            operations(row),
+            style=None if good else "bold red",
+        )
+    console.print(table)
+
+
+def operations(row: Row) -> str:
+    """Returns the operations of a row's load beside what it was allowed."""
+    if row.load_operations is None:
+        return "not counted"
+    return f"{spelled(row.load_operations)} of {spelled(row.load_allowed)}"
+
+
+def spelled(counts: Counter[str]) -> str:
+    """Returns "1 open + 15 read", or "0"."""
+    return " + ".join(f"{n} {op}" for op, n in sorted(counts.items()) if n) or "0"
+
+
+def contents_line(contents: Contents) -> str:
+    """Returns what lies in the namespace, in one line."""
+    return (
+        f"{contents.packs} packs with {contents.pack_bytes / 1e6:.1f} MB, "
+        f"{contents.journals} journals, {contents.other_files} other and journal files with "
+        f"{contents.other_bytes / 1e3:.1f} kB"
+    )
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """Returns the line and the sentence of everything that failed."""
+    return [f"{row.label}: {failure}" for row in rows for failure in row.failures]
