@@ -6,7 +6,8 @@ and counts it as lost until it comes back. While the breaker is open every call 
 one probe raises SICK without touching the file system (I6). `close` always goes through: a handle
 kept would leak (I9).
 
-Thread-safe; the lock is held around arithmetic. It knows the meaning of no path.
+Thread-safe; the lock is held around arithmetic. It knows the meaning of no path, but counts those
+of the packs apart: what requests cost is theirs, the rest is mostly the background's.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ ANSWERS = frozenset({"create", "open", "read", "write", "unlink", "list", "mkdir
 """Operations whose success proves that a server answered; close and flush may be local."""
 
 
+PACKS = "packs/"
+
+
 class Clock(Protocol):
     """The part of `Runtime` that is needed here."""
 
@@ -48,12 +52,14 @@ class _Call:
 
 
 class WatchedFiles:
-    """`inner`, watched. `operations` counts calls by name, `failures` by kind."""
+    """`inner`, watched. `operations` counts calls by name, `pack_operations` those on packs among
+    them, `failures` by kind."""
 
     def __init__(self, inner: Files, clock: Clock, health: Health | None = None) -> None:
         self.inner = inner
         self.health = health if health is not None else Health()
         self.operations: Counter[str] = Counter()
+        self.pack_operations: Counter[str] = Counter()
         self.failures: Counter[FailureKind] = Counter()
         self._now = clock.now
         self._lock = threading.Lock()
@@ -92,6 +98,7 @@ class WatchedFiles:
                 "calls_lost": self._lost,
                 "oldest_call_seconds": self._now() - oldest.started if oldest else 0.0,
                 **{f"operations_{op}": count for op, count in self.operations.items()},
+                **{f"pack_operations_{op}": n for op, n in self.pack_operations.items()},
                 **{f"failures_{kind.value}": count for kind, count in self.failures.items()},
             }
 
@@ -110,7 +117,7 @@ class WatchedFiles:
     def write(self, handle: Handle, offset: int, parts: Sequence[Buffer]) -> None:
         if (more := write_operations(len(parts)) - 1) > 0:
             with self._lock:
-                self.operations["write"] += more
+                self._count("write", handle.path, more)
         self._call("write", handle.path, self.inner.write, handle, offset, parts)
 
     def flush(self, handle: Handle, offset: int, length: int) -> None:
@@ -163,7 +170,7 @@ class WatchedFiles:
             else:
                 self._next += 1
                 self._calls[self._next] = call
-                self.operations[op] += 1
+                self._count(op, path, 1)
             token = self._next
         self._tell_sick(sick)
         if refused:
@@ -188,6 +195,12 @@ class WatchedFiles:
         self._tell_sick(before is State.WELL and after is State.SICK)
         if before is not State.WELL and after is State.WELL:
             _log.warning("the file system answers again")
+
+    def _count(self, op: str, path: str, times: int) -> None:
+        """Lock held."""
+        self.operations[op] += times
+        if path.startswith(PACKS):
+            self.pack_operations[op] += times
 
     def _find_lost(self, now: float) -> bool:
         """Report calls that have begun to hang; whether that opened the breaker. Lock held."""

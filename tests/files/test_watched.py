@@ -130,6 +130,15 @@ def test_counts_are_by_operation_and_by_kind(world: World) -> None:
     assert (stats["sick"], stats["times_sick"], stats["calls_in_flight"]) == (0, 0, 0)
 
 
+def test_operations_on_packs_are_counted_apart(world: World) -> None:
+    world.files.make_dir("packs")
+    put(world.files, "packs/a", b"x")
+    put(world.files, "b", b"x")
+    stats = world.files.stats()
+    assert (stats["operations_write"], stats["pack_operations_write"]) == (2, 1)
+    assert (stats["operations_close"], stats["pack_operations_close"]) == (2, 1)
+
+
 def test_sickness_and_recovery_are_logged_once_each(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
