@@ -1,0 +1,185 @@
+"""The auditor: compares what others stored under our keys with what we hold ourselves (I8).
+
+Keys cannot tell everything: two ranks given one key, or other weights under one name, produce
+equal keys for different content. So when this process holds content for a chunk that another
+writer published, it compares the numbers: at store time with the caller's buffer, and when a
+refresh shows a second copy of one's own chunk, with the own pack. The first time for each realm,
+rank and writer, and every `EVERY`-th time after. A failed audit condemns the entry and stops
+sharing for that realm and rank in this process. A process that only loads is not protected.
+
+Runs on worker lanes; costs two operations where it looks. The comparison itself is in `audit`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from sharedfs_backend.audit import AuditVerdict, compare
+from sharedfs_backend.files import FileFailure, Files
+from sharedfs_backend.layout import (
+    EMPTY_TABLE,
+    ChunkEntry,
+    LayoutDescriptor,
+    PackCommit,
+    PackName,
+    Seal,
+)
+from sharedfs_backend.ledger import Ledger, Pack
+from sharedfs_backend.putting import Part, item_of
+from sharedfs_backend.realms import Realm
+from sharedfs_backend.runtime import Lane, LaneFull, Runtime
+from sharedfs_backend.stats import Stats
+
+log = logging.getLogger("sharedfs_backend")
+
+EVERY = 1024
+"""Chunks of one realm, rank and writer between audits after the first."""
+OWN_KEYS_MAX = 65536
+WRITERS_MAX = 65536
+
+Place = tuple[bytes, LayoutDescriptor, bytes]
+"""(realm, layout, key) of a chunk."""
+Copy = tuple[PackName, ChunkEntry]
+
+
+class Auditor:
+    """See the module. Thread-safe."""
+
+    def __init__(
+        self,
+        files: Files,
+        runtime: Runtime,
+        seal: Seal,
+        ledger: Ledger,
+        stats: Stats,
+        on_failed: Callable[[bytes, int], None],
+    ) -> None:
+        self._files = files
+        self._runtime = runtime
+        self._seal = seal
+        self._ledger = ledger
+        self._stats = stats
+        self._on_failed = on_failed
+        self._lock = threading.Lock()
+        self._own: OrderedDict[Place, Copy] = OrderedDict()
+        self._seen: OrderedDict[tuple[bytes, int, str], int] = OrderedDict()
+
+    def stored(self, commit: PackCommit) -> None:
+        """Remember what this process published."""
+        with self._lock:
+            for entry in commit.entries:
+                self._own[(commit.realm, commit.layout, entry.key)] = (commit.name, entry)
+            while len(self._own) > OWN_KEYS_MAX:
+                self._own.popitem(last=False)
+
+    def check_parts(self, realm: Realm, parts: Sequence[Part]) -> None:
+        """At store time: parts that the catalog has already. Blocks on at most a few reads."""
+        for part in parts:
+            item = item_of(part)
+            found = self._find(realm, item.key, item.layout)
+            if found is None:
+                continue
+            pack, entry = found
+            if self._ledger.is_own(pack.name.writer):
+                continue
+            if not self._is_due(realm.digest, item.rank, pack.name.writer):
+                continue
+            stored = self._read(pack.name, entry)
+            if stored is None:
+                continue
+            with part[0].gate.enter() as is_open:
+                if is_open:
+                    self._judge(stored, item.buffer, pack, entry.key, item.rank)
+            if self._ledger.is_quarantined(realm.digest, item.rank):
+                return
+
+    def check_foreign(self, packs: Sequence[Pack]) -> None:
+        """After a refresh: does a newly seen pack hold a second copy of an own chunk?"""
+        for pack in packs:
+            if pack.layout is None or self._ledger.is_own(pack.name.writer) or pack.pack_id < 0:
+                continue
+            entries = self._ledger.catalog.entries_of(pack.pack_id) or EMPTY_TABLE
+            with self._lock:
+                twice = [
+                    (own, entry)
+                    for entry in entries
+                    if (own := self._own.get((pack.realm, pack.layout, entry.key))) is not None
+                ][:1]
+            for own, entry in twice:
+                if self._is_due(pack.realm, pack.rank, pack.name.writer):
+                    self._later(pack, entry, own)
+
+    def _later(self, pack: Pack, entry: ChunkEntry, own: Copy) -> None:
+        def work() -> None:
+            theirs, ours = self._read(pack.name, entry), self._read(*own)
+            if theirs is not None and ours is not None:
+                self._judge(theirs, ours, pack, entry.key, pack.rank)
+
+        try:
+            self._runtime.submit(Lane.BACKGROUND, work)
+        except LaneFull:
+            self._stats.add("audits_skipped")
+
+    def _find(
+        self, realm: Realm, key: bytes, layout: LayoutDescriptor
+    ) -> tuple[Pack, ChunkEntry] | None:
+        catalog = self._ledger.catalog
+        space = catalog.known_space(realm.digest, self._ledger.fingerprint(layout))
+        if space is None:
+            return None
+        found = catalog.locate(key, space, now=self._runtime.now())
+        pack = self._ledger.by_id(int(found.pack_ids[0]))
+        if pack is None:
+            return None
+        entry = ChunkEntry(key, int(found.offsets[0]), int(found.lengths[0]), found.checksum(0))
+        return pack, entry
+
+    def _is_due(self, realm: bytes, rank: int, writer: str) -> bool:
+        with self._lock:
+            whom = (realm, rank, writer)
+            count = self._seen.pop(whom, 0)
+            self._seen[whom] = count + 1
+            if len(self._seen) > WRITERS_MAX:
+                self._seen.popitem(last=False)
+            return count % EVERY == 0
+
+    def _read(self, name: PackName, entry: ChunkEntry) -> memoryview | None:
+        """The stored chunk, checked; None if it cannot be had (a load will find out why)."""
+        buffer = memoryview(bytearray(entry.length))
+        try:
+            handle = self._files.open_read(name.path)
+            try:
+                count = self._files.read(handle, entry.offset, buffer)
+            finally:
+                self._files.close(handle)
+        except FileFailure as failure:
+            self._stats.failed(failure, "an audit's read")
+            return None
+        if count < entry.length or self._seal.chunk_checksum_of(buffer) != entry.checksum:
+            return None
+        return buffer
+
+    def _judge(
+        self, stored: memoryview, own: memoryview, pack: Pack, key: bytes, rank: int
+    ) -> None:
+        assert pack.layout is not None
+        self._stats.add("audits")
+        report = compare(stored, own, pack.layout)
+        if report.verdict is not AuditVerdict.UNRELATED:
+            return
+        self._stats.add("audits_failed")
+        self._ledger.condemn(pack.name, key)
+        self._ledger.quarantine(pack.realm, rank)
+        log.critical(
+            "sharing has stopped for rank %#x: writer %s stored something else under the key of "
+            "our own chunk (%s). Two engines are taken for one: give each its own `shard` if they "
+            "hold different ranks of one model, its own `model_identity` if they run different "
+            "weights under one name, and check `model_aliases`",
+            rank,
+            pack.name.writer,
+            report,
+        )
+        self._on_failed(pack.realm, rank)

@@ -1,0 +1,91 @@
+"""How much may be stored before hearing from the others again, so that the cap is never overrun.
+
+Between two complete passes over all writers' journals a writer stores at most
+(cap - reserve - usage) / (2 x writers), counting what it has in flight. Two, because between two
+of my passes every other writer may use one credit granted before mine and one after. The reserve
+is one in-flight maximum for each writer that is not known to have settled: a slow write may land
+after everybody else has filled what it was granted from. The cap may be approached slowly; it is
+never overrun. When a store finds no credit it is dropped, counted, and asks for a sweep whatever
+the watermark says: without this, writers just below the watermark starve each other.
+
+`share` and `low_watermark_bytes` are pure; `Credits` is a lock around two numbers.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+
+IN_FLIGHT_SHARE_OF_CAP = 64
+"""In-flight maximum of a writer: at most this fraction of the cap, so that the reserve of twenty
+writers leaves two thirds of it usable."""
+CREDIT_PASSES = 2.5
+"""A credit older than this many passes is void: usage may have moved on without us."""
+
+
+def in_flight_bytes_max(cap_bytes: int, wanted_bytes: int) -> int:
+    """What one writer may have written and not yet published, in bytes."""
+    return max(1, min(wanted_bytes, cap_bytes // IN_FLIGHT_SHARE_OF_CAP))
+
+
+def share(cap_bytes: int, usage_bytes: int, writers: int, in_flight_max: int) -> int:
+    """Bytes one of `writers` may newly put in flight until its next pass."""
+    free = cap_bytes - writers * in_flight_max - usage_bytes
+    return max(0, free // (2 * max(1, writers)))
+
+
+def low_watermark_bytes(cap_bytes: int, ratio: float, writers: int, in_flight_max: int) -> int:
+    """Where a sweep stops: low enough that every writer's share then holds a full in-flight."""
+    return max(0, min(int(cap_bytes * ratio), cap_bytes - 3 * writers * in_flight_max))
+
+
+class Refusal(enum.Enum):
+    """Why a reservation was refused."""
+
+    STALE = "no complete pass over the journals lately"
+    FULL = "not enough credit below the cap"
+
+
+class Credits:
+    """What this process may still store. Thread-safe. Without a cap everything is granted."""
+
+    def __init__(self, pass_seconds: float, in_flight_counts: bool = True) -> None:
+        self._lock = threading.Lock()
+        self._valid_seconds = CREDIT_PASSES * pass_seconds
+        self._in_flight_counts = in_flight_counts
+        self._capped = False
+        self._credit_bytes = 0
+        self._valid_until = 0.0
+        self._in_flight_bytes = 0
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return self._in_flight_bytes
+
+    def cap(self, capped: bool) -> None:
+        with self._lock:
+            self._capped = capped
+
+    def grant(self, share_bytes: int, now: float, pass_seconds: float) -> None:
+        """A pass is complete: a new share, less what is already in flight."""
+        with self._lock:
+            held = self._in_flight_bytes if self._in_flight_counts else 0
+            self._credit_bytes = max(0, share_bytes - held)
+            self._valid_until = now + max(self._valid_seconds, CREDIT_PASSES * pass_seconds)
+
+    def reserve(self, nbytes: int, now: float) -> Refusal | None:
+        """Take `nbytes` of credit into flight, or say why not."""
+        with self._lock:
+            if self._capped:
+                if now > self._valid_until:
+                    return Refusal.STALE
+                if nbytes > self._credit_bytes:
+                    return Refusal.FULL
+                self._credit_bytes -= nbytes
+            self._in_flight_bytes += nbytes
+            return None
+
+    def settle(self, nbytes: int) -> None:
+        """The bytes are published, or were never written, or are counted as an orphan."""
+        with self._lock:
+            self._in_flight_bytes -= nbytes

@@ -1,0 +1,186 @@
+"""Finding: lookups, the locks they take, and what they teach retention. Memory only.
+
+A lookup costs no file operation (the law's first line). One that misses may ask for an early
+refresh, which happens elsewhere. Locks protect what was found from this process's own sweep, with
+counts, for the buffers' time to live at most, since an unlock may never come (I9).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sharedfs_backend.catalog import ANY_SPACE, NO_SPACE, Catalog
+from sharedfs_backend.layout import LayoutDescriptor
+from sharedfs_backend.ledger import Ledger
+from sharedfs_backend.realms import Realm
+from sharedfs_backend.runtime import Runtime
+from sharedfs_backend.stats import Stats
+
+LOCKS_MAX = 1 << 20
+TOUCHED_MAX = 1 << 20
+
+
+class Finder:
+    """See the module. Thread-safe."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        ledger: Ledger,
+        stats: Stats,
+        lock_seconds: float,
+        healthy: Callable[[], bool],
+        on_miss: Callable[[], None],
+    ) -> None:
+        self._runtime = runtime
+        self._ledger = ledger
+        self._catalog: Catalog = ledger.catalog
+        self._stats = stats
+        self._lock_seconds = lock_seconds
+        self._healthy = healthy
+        self._on_miss = on_miss
+        self._lock = threading.Lock()
+        self._locks: dict[tuple[bytes, bytes], tuple[int, int, float]] = {}
+        self._touched: dict[int, float] = {}
+
+    # -- spaces ------------------------------------------------------------------------------
+
+    def space_of(self, realm: Realm, layout: LayoutDescriptor | None) -> int:
+        """The space of a layout, ANY_SPACE for None, NO_SPACE where nothing of it is known."""
+        if layout is None:
+            return ANY_SPACE
+        space = self._catalog.known_space(realm.digest, self._ledger.fingerprint(layout))
+        return NO_SPACE if space is None else space
+
+    def spaces_of(
+        self, realm: Realm, layouts: Sequence[LayoutDescriptor | None]
+    ) -> npt.NDArray[np.int32]:
+        known: dict[LayoutDescriptor | None, int] = {}
+        spaces = np.empty(len(layouts), np.int32)
+        for index, layout in enumerate(layouts):
+            space = known.get(layout)
+            if space is None:
+                space = known[layout] = self.space_of(realm, layout)
+            spaces[index] = space
+        return spaces
+
+    # -- looking up --------------------------------------------------------------------------
+
+    def lookup(
+        self,
+        keys: Sequence[bytes],
+        realm: Realm,
+        layouts: LayoutDescriptor | Sequence[LayoutDescriptor | None] | None,
+        *,
+        lock: bool,
+    ) -> list[bool]:
+        self._stats.add("lookups")
+        if not self._healthy():
+            self._stats.add("lookups_sick")
+            self._stats.add("chunks_missed", len(keys))
+            return [False] * len(keys)
+        if not keys:
+            return []
+        spaces: int | npt.NDArray[np.int32]
+        if layouts is None or isinstance(layouts, LayoutDescriptor):
+            spaces = self.space_of(realm, layouts)
+        else:
+            spaces = self.spaces_of(realm, layouts)
+        now = self._runtime.now()
+        found = self._catalog.find(b"".join(keys), spaces, realm=realm.digest, now=now)
+        hits = found.hits
+        count = sum(hits)
+        if count:
+            self._catalog.touch(found.pack_ids, now)
+            self._note_touched(found.pack_ids, now)
+            if lock:
+                self._take_locks(realm, keys, found.pack_ids.tolist(), now)
+        self._stats.add("chunks_found", count)
+        if count < len(keys):
+            self._stats.add("chunks_missed", len(keys) - count)
+            self._on_miss()
+        return hits
+
+    def layouts_of(self, keys: Sequence[bytes], realm: Realm) -> list[LayoutDescriptor | None]:
+        if not keys:
+            return []
+        now = self._runtime.now()
+        found = self._catalog.find(b"".join(keys), ANY_SPACE, realm=realm.digest, now=now)
+        return [
+            self._ledger.layout_of_space(space) if hit else None
+            for space, hit in zip(found.spaces.tolist(), found.hits, strict=True)
+        ]
+
+    def forget(self, keys: Sequence[bytes], realm: Realm) -> list[int]:
+        """Hide each key in every space of the realm; the bytes each held."""
+        sizes: list[int] = []
+        for key in keys:
+            held = 0
+            for space, (digest, _) in enumerate(self._catalog.spaces()):
+                if digest != realm.digest:
+                    continue
+                found = self._catalog.locate(key, space)
+                pack = self._ledger.by_id(int(found.pack_ids[0]))
+                if pack is not None:
+                    held += int(found.lengths[0])
+                    self._ledger.condemn(pack.name, key)
+            sizes.append(held)
+        return sizes
+
+    # -- locks -------------------------------------------------------------------------------
+
+    def _take_locks(
+        self, realm: Realm, keys: Sequence[bytes], pack_ids: list[int], now: float
+    ) -> None:
+        until = now + self._lock_seconds
+        with self._lock:
+            if len(self._locks) + len(keys) > LOCKS_MAX:
+                self._expire_locks(now)
+            if len(self._locks) + len(keys) > LOCKS_MAX:
+                self._stats.add("locks_refused", len(keys))
+                return
+            for key, pack_id in zip(keys, pack_ids, strict=True):
+                if pack_id >= 0:
+                    count = self._locks.get((realm.digest, key), (0, 0, 0.0))[0]
+                    self._locks[(realm.digest, key)] = (count + 1, pack_id, until)
+
+    def unlock(self, keys: Sequence[bytes], realm: Realm) -> None:
+        with self._lock:
+            for key in keys:
+                held = self._locks.pop((realm.digest, key), None)
+                if held is not None and held[0] > 1:
+                    self._locks[(realm.digest, key)] = (held[0] - 1, held[1], held[2])
+
+    def _expire_locks(self, now: float) -> None:
+        for place in [place for place, held in self._locks.items() if held[2] <= now]:
+            del self._locks[place]
+
+    def locked_packs(self) -> frozenset[int]:
+        """Pack ids that the own sweep leaves alone."""
+        now = self._runtime.now()
+        with self._lock:
+            self._expire_locks(now)
+            return frozenset(held[1] for held in self._locks.values())
+
+    @property
+    def locks_held(self) -> int:
+        return len(self._locks)
+
+    # -- recency -----------------------------------------------------------------------------
+
+    def _note_touched(self, pack_ids: npt.NDArray[np.int64], now: float) -> None:
+        with self._lock:
+            for pack_id in set(pack_ids.tolist()):
+                if pack_id >= 0 and (pack_id in self._touched or len(self._touched) < TOUCHED_MAX):
+                    self._touched[pack_id] = now
+
+    def take_touches(self, now: float) -> list[tuple[int, float]]:
+        """(pack id, time of its last lookup here) since the last call."""
+        del now
+        with self._lock:
+            touched, self._touched = self._touched, {}
+        return list(touched.items())

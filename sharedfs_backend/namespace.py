@@ -1,0 +1,221 @@
+"""Opening and creating a namespace: its directories, its format, its settings, its realms' files.
+
+Creating is idempotent and safe to race: every creator makes the same directories and writes the
+same bytes into NAMESPACE.json (I3), which comes last, so whoever sees it sees a whole namespace. A
+torn one is simply written again. Settings are never changed in place: a change is a new file with
+a higher number, and the highest valid one counts. Nothing here runs on a request path.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, replace
+
+from sharedfs_backend.exceptions import (
+    NamespaceError,
+    NamespaceMissing,
+    NamespaceNewer,
+    SecretMismatch,
+)
+from sharedfs_backend.files import NAMED, FailureKind, FileFailure, Files, Profile
+from sharedfs_backend.layout import (
+    JOURNALS,
+    NAMESPACE_PATH,
+    PACKS,
+    REALMS,
+    REPLICAS,
+    SETTINGS,
+    SNAPSHOTS,
+    FormatError,
+    NewerVersion,
+    Seal,
+    SettingsRecord,
+    decode_namespace,
+    decode_settings,
+    encode_namespace,
+    encode_settings,
+    pack_shard_dirs,
+    parse_settings_name,
+    settings_path,
+)
+from sharedfs_backend.settings import Settings
+from sharedfs_backend.snapshots import read_whole, recognised
+
+log = logging.getLogger(__name__)
+
+SMALL_FILE_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """What every process must know before it may touch the rest."""
+
+    seal: Seal
+    record: SettingsRecord
+    profile: Profile
+
+
+def seal_of(settings: Settings) -> Seal:
+    """The seal of the secret in `secret_file`, or the unkeyed one. ConfigError if unreadable."""
+    if settings.secret_file is None:
+        return Seal()
+    try:
+        with open(settings.secret_file, "rb") as file:
+            material = file.read(SMALL_FILE_BYTES_MAX).strip()
+    except OSError as error:
+        raise NamespaceError(
+            f"secret_file {settings.secret_file}: {error.strerror}; create it with "
+            "`head -c 32 /dev/urandom | base64 > FILE` on one node and copy it to the others"
+        ) from None
+    if not material:
+        raise NamespaceError(f"secret_file {settings.secret_file} is empty")
+    return Seal.from_material(material)
+
+
+def require_root(root: str) -> None:
+    """The root exists, or can be made inside an existing directory.
+
+    A missing parent is refused: most likely the file system is not mounted, and everything would
+    silently go to the local disk.
+    """
+    if os.path.isdir(root):
+        return
+    parent = os.path.dirname(root.rstrip("/")) or "/"
+    if not os.path.isdir(parent):
+        raise NamespaceMissing(
+            f"{root}: neither it nor {parent} exists; is the shared file system mounted here?"
+        )
+    try:
+        os.mkdir(root)
+    except FileExistsError:
+        pass  # another process was quicker
+    except OSError as error:
+        raise NamespaceMissing(f"{root}: cannot be created: {error.strerror}") from None
+
+
+def open_namespace(files: Files, settings: Settings, *, create: bool = True) -> Namespace:
+    """The namespace below `files`' root, created if it is not there and `create`.
+
+    Raises NamespaceError (or a subclass) when it is somebody else's, FileFailure when the file
+    system does not answer.
+    """
+    seal = seal_of(settings)
+    data = _read_small(files, NAMESPACE_PATH)
+    if data is None and not create:
+        raise NamespaceMissing(
+            f"{settings.root}: no namespace here; create one with `sharedfs init {settings.root}`"
+        )
+    if data is None or not _is_ours(data, seal, settings.root):
+        _create(files, seal)
+    record = newest_settings(files, seal)
+    return Namespace(seal, record, _profile(settings, record))
+
+
+def _is_ours(data: bytes, seal: Seal, root: str) -> bool:
+    """True for a whole NAMESPACE.json; False for a torn one of ours, to be written again."""
+    try:
+        record = decode_namespace(data)
+    except NewerVersion as error:
+        raise NamespaceNewer(
+            f"{root}: written by a newer version ({error}); upgrade sharedfs-backend, or use "
+            "another root"
+        ) from None
+    except FormatError as error:
+        whole = encode_namespace(seal)
+        if not data.strip(b"\0") or whole.startswith(data):
+            return False
+        raise NamespaceError(
+            f"{root}/{NAMESPACE_PATH}: {error}; if this directory is a namespace, delete that "
+            "file and it is written again"
+        ) from None
+    if not record.accepts(seal):
+        has, given = record.seal_kind != "xxh3", seal.keyed
+        if has and not given:
+            reason = "it was made with a secret: set secret_file"
+        elif given and not has:
+            reason = "it was made without a secret: remove secret_file, or use another root"
+        else:
+            reason = "it was made with another secret: use the same secret_file everywhere"
+        raise SecretMismatch(f"{root}: {reason}")
+    return True
+
+
+def _create(files: Files, seal: Seal) -> None:
+    files.make_dir("")
+    for directory in (PACKS, JOURNALS, SNAPSHOTS, REALMS, SETTINGS, REPLICAS, *pack_shard_dirs()):
+        files.make_dir(directory)
+    write_whole(files, NAMESPACE_PATH, encode_namespace(seal), overwrite=True)
+
+
+def _profile(settings: Settings, record: SettingsRecord) -> Profile:
+    if settings.profile is not None:
+        named = NAMED.get(settings.profile)
+        if named is None:
+            raise NamespaceError(
+                f"profile = {settings.profile!r}: not one of {', '.join(sorted(NAMED))}"
+            )
+        return named
+    if record.profile is not None:
+        try:
+            return Profile.from_dict(record.profile)
+        except ValueError as error:
+            log.warning("the namespace's profile cannot be used (%s); assuming plain POSIX", error)
+    return Profile()
+
+
+def newest_settings(files: Files, seal: Seal) -> SettingsRecord:
+    """The valid settings record with the highest (number, writer), or the defaults."""
+    found = recognised(parse_settings_name, files.list(SETTINGS))
+    for number, writer in sorted(found, reverse=True):
+        data = _read_small(files, settings_path(number, writer))
+        if data is None:
+            continue
+        try:
+            record = decode_settings(data, seal)
+        except FormatError as error:
+            log.warning("settings %d.%s are not valid (%s): passed over", number, writer, error)
+            continue
+        if (record.number, record.writer) == (number, writer):
+            return record
+    return SettingsRecord(0, "0" * 16)
+
+
+def change_settings(files: Files, seal: Seal, writer: str, **changes: object) -> SettingsRecord:
+    """Publish the newest settings with `changes`, as a new file."""
+    newest = newest_settings(files, seal)
+    record = replace(newest, number=newest.number + 1, writer=writer, **changes)  # type: ignore[arg-type] # field names
+    write_whole(files, settings_path(record.number, writer), encode_settings(record, seal))
+    return record
+
+
+def _read_small(files: Files, path: str) -> bytes | None:
+    try:
+        return bytes(read_whole(files, path, SMALL_FILE_BYTES_MAX))
+    except FileFailure as failure:
+        if failure.kind is FailureKind.MISSING:
+            return None
+        raise
+
+
+def write_whole(files: Files, path: str, data: bytes, *, overwrite: bool = False) -> None:
+    """Create `path` holding `data`. With `overwrite` an existing file is written over."""
+    try:
+        handle = files.create(path)
+    except FileFailure as failure:
+        if failure.kind is not FailureKind.EXISTS or not overwrite:
+            raise
+        handle = files.open_write(path)
+    try:
+        files.write(handle, 0, [data])
+    except FileFailure:
+        _close_quietly(files, handle)
+        raise
+    files.close(handle)
+
+
+def _close_quietly(files: Files, handle: object) -> None:
+    try:
+        files.close(handle)  # type: ignore[arg-type] # from create
+    except FileFailure:
+        pass  # the failed write is what the caller hears of

@@ -1,0 +1,230 @@
+"""Orphans: files below packs/ that no journal and no snapshot names.
+
+A writer that dies in the middle of a store leaves one. Clearing them has to be slower than any
+writer can be: list the packs, *then* read all journals and snapshots again (a pass begun after the
+listing; a failure among them aborts), and of what is still unnamed, was so a lease ago already,
+and belongs to a dead writer, adopt what is a valid pack and unlink what is not, recording it as
+gone (I1, I5). On GekkoFS a frozen writer's late write into an unlinked name can abort the daemon,
+so there orphans are only counted until a tool clears them offline.
+
+A small state machine, moved on by background steps: idle, listing (a few directories a step),
+waiting for a pass, acting. Readers never delete.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from sharedfs_backend.files import FailureKind, FileFailure, Files
+from sharedfs_backend.files.profile import Profile
+from sharedfs_backend.layout import (
+    Commit,
+    FormatError,
+    Gone,
+    PackCommit,
+    PackName,
+    Seal,
+    pack_shard_dirs,
+)
+from sharedfs_backend.ledger import Ledger
+from sharedfs_backend.packcheck import read_header
+from sharedfs_backend.publisher import Publisher
+from sharedfs_backend.refresh import Refresher
+from sharedfs_backend.rules import Rules
+from sharedfs_backend.runtime import Runtime
+from sharedfs_backend.snapshots import recognised
+from sharedfs_backend.stats import Stats
+
+DIRECTORIES_A_STEP = 32
+ACTIONS_A_STEP = 64
+
+
+class Phase(enum.Enum):
+    """Where the pass is."""
+
+    IDLE = "idle"
+    LISTING = "listing"
+    WAITING = "waiting"
+    ACTING = "acting"
+
+
+class OrphanPass:
+    """See the module. One thread at a time calls `step`."""
+
+    def __init__(
+        self,
+        files: Files,
+        runtime: Runtime,
+        seal: Seal,
+        ledger: Ledger,
+        publisher: Publisher,
+        refresher: Refresher,
+        profile: Profile,
+        stats: Stats,
+        lease_seconds: float,
+        rules: Rules,
+    ) -> None:
+        self._files = files
+        self._runtime = runtime
+        self._seal = seal
+        self._ledger = ledger
+        self._publisher = publisher
+        self._refresher = refresher
+        self._profile = profile
+        self._stats = stats
+        self._lease_seconds = lease_seconds
+        self._rules = rules
+        self.phase = Phase.IDLE
+        self._directories: list[str] = []
+        self._found: list[PackName] = []
+        self._listed_at = 0.0
+        self._dead_at_start: frozenset[str] = frozenset()
+        self._unnamed_since: dict[PackName, float] = {}
+        self._acting: list[PackName] = []
+        self.settled: set[str] = set()
+        """Dead writers none of whose packs is unnamed any more."""
+        self.passes_done = 0
+        self.judged_once = False
+        """All packs were compared with all records once: usage includes the orphans."""
+        self.next_allowed = 0.0
+        self.acts = True
+
+    def begin(self) -> None:
+        """Start a pass unless one is under way."""
+        if self.phase is Phase.IDLE:
+            self.phase = Phase.LISTING
+            self._directories = list(pack_shard_dirs())
+            self._found = []
+            self._dead_at_start = frozenset(
+                view.writer
+                for view in self._ledger.writers()
+                if self._ledger.is_dead(view.writer) and not view.vanished
+            )
+
+    def step(self) -> bool:
+        """Do one part; True while there is more to do now."""
+        match self.phase:
+            case Phase.IDLE:
+                return False
+            case Phase.LISTING:
+                return self._list_some()
+            case Phase.WAITING:
+                return self._judge()
+            case Phase.ACTING:
+                return self._act_some()
+
+    def _abort(self, failure: FileFailure) -> bool:
+        self._stats.failed(failure, "an orphan pass")
+        self.phase = Phase.IDLE
+        return False
+
+    def _list_some(self) -> bool:
+        for _ in range(min(DIRECTORIES_A_STEP, len(self._directories))):
+            try:
+                names = self._files.list(self._directories.pop())
+            except FileFailure as failure:
+                if failure.kind is FailureKind.MISSING:
+                    continue
+                return self._abort(failure)
+            self._found += [
+                name
+                for name in recognised(PackName.parse, names)
+                if self._ledger.pack(name) is None
+            ]
+        if not self._directories:
+            self._listed_at = self._runtime.now()
+            self._refresher.want_snapshots()
+            self.phase = Phase.WAITING
+        return True
+
+    def _judge(self) -> bool:
+        """Once all journals were read again: what is still unnamed, and may it be touched?"""
+        if (
+            self._rules.orphans_reread_first
+            and self._refresher.last_good_pass_started < self._listed_at
+        ):
+            return False
+        now = self._runtime.now()
+        unnamed: dict[PackName, float] = {}
+        for name in self._found:
+            if self._is_named(name) or self._ledger.is_own(name.writer):
+                continue
+            unnamed[name] = self._unnamed_since.get(name, now)
+            try:
+                self._ledger.see_orphan(name, self._files.size(name.path))
+            except FileFailure as failure:
+                if failure.kind is not FailureKind.MISSING:
+                    return self._abort(failure)
+                unnamed.pop(name)
+        for name in self._ledger.orphans():
+            if name not in unnamed and not self._ledger.is_own(name.writer):
+                self._ledger.orphan_gone(name)
+        self._unnamed_since = unnamed
+        may = self.acts and not self._profile.orphans_offline_only
+        self._acting = [n for n, since in unnamed.items() if may and self._may_touch(n, since, now)]
+        waiting_for = {name.writer for name in unnamed}
+        self.settled |= {w for w in self._dead_at_start if w not in waiting_for}
+        self.phase = Phase.ACTING
+        self.judged_once = True
+        self.next_allowed = now + self._lease_seconds / 4
+        return True
+
+    def _is_named(self, name: PackName) -> bool:
+        pack = self._ledger.pack(name)
+        if pack is None:
+            return False
+        return self._rules.orphans_respect_snapshots or not pack.snapshotted
+
+    def _may_touch(self, name: PackName, since: float, now: float) -> bool:
+        if not self._rules.orphans_of_the_dead_only:
+            return True
+        return now - since >= self._lease_seconds and self._ledger.is_dead(name.writer)
+
+    def _act_some(self) -> bool:
+        commits: list[PackCommit] = []
+        gone: list[PackName] = []
+        for _ in range(min(ACTIONS_A_STEP, len(self._acting))):
+            name = self._acting.pop()
+            try:
+                commit = self._examine(name)
+                if commit is None:
+                    self._files.unlink(name.path)
+                    gone.append(name)
+                else:
+                    commits.append(commit)
+            except FileFailure as failure:
+                if failure.kind is FailureKind.MISSING:
+                    self._ledger.orphan_gone(name)
+                else:
+                    self._stats.failed(failure, "examining an orphan")
+        self._publish(commits, gone)
+        if not self._acting:
+            self.phase = Phase.IDLE
+            self.passes_done += 1
+        return bool(self._acting)
+
+    def _examine(self, name: PackName) -> PackCommit | None:
+        """The commit record this orphan should have had, None if it is no valid pack."""
+        try:
+            header = read_header(self._files, self._seal, name)
+        except FormatError:
+            return None
+        return PackCommit(
+            name=name,
+            realm=header.realm,
+            layout=header.layout,
+            rank=header.rank,
+            version=header.version,
+            total_bytes=header.total_bytes,
+            entries=header.entries,
+        )
+
+    def _publish(self, commits: list[PackCommit], gone: list[PackName]) -> None:
+        if commits:
+            self._stats.add("orphans_adopted", len(commits))
+            self._publisher.publish((Commit(tuple(commits)),), lambda _: None)
+        if gone:
+            self._stats.add("orphans_removed", len(gone))
+            for name in gone:
+                self._ledger.orphan_gone(name)
+            self._publisher.publish((Gone(tuple(gone)),), lambda _: None)

@@ -1,0 +1,261 @@
+"""Refresh: reading on in other writers' journals, within a budget of operations per second.
+
+A *pass* lists journals/ once and polls every other writer that may still write: open, read, close.
+`pass_seconds` is the bound of I4: max(refresh interval, operations of a pass / budget). Nothing
+here lists packs or runs on a request's path; a lookup that misses may only ask for an early pass.
+
+Snapshots are read when they are needed: at the start, when a journal is gone that was not read to
+its end (its content is in a snapshot then), and before an orphan pass. A journal listed but
+missing when opened was retired between the two, so the snapshots are read again (I4, I5).
+
+One thread at a time calls `step`; it does what is due and affordable and says when to call again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from sharedfs_backend.files import FailureKind, FileFailure, Files
+from sharedfs_backend.layout import (
+    JOURNALS,
+    Seal,
+    Stop,
+    journal_path,
+    parse_journal_name,
+    scan,
+)
+from sharedfs_backend.ledger import Changes, Ledger
+from sharedfs_backend.runtime import Runtime
+from sharedfs_backend.snapshots import SnapshotReader, recognised
+from sharedfs_backend.stats import Stats
+
+READ_BYTES = 1 << 20
+POLL_BYTES_MAX = 64 << 20
+"""Read of one journal in one poll; the rest waits for the next, so that none starves others."""
+POLL_OPERATIONS = 3
+EARLY_SECONDS = 0.2
+"""Least time between passes that misses ask for."""
+AWAIT_SECONDS, AWAIT_EVERY_SECONDS = 120.0, 2.0
+"""How long, and how often, a snapshot is looked for that must exist (listings may be cached)."""
+DEAD_POLL_PASSES = 32
+"""A dead writer's journal is looked at in every 32nd pass: it can only grow by our mistake."""
+
+
+class Refresher:
+    """See the module. `on_changes(changes, writer)` and `on_pass(started, now)` are called back."""
+
+    def __init__(
+        self,
+        files: Files,
+        runtime: Runtime,
+        seal: Seal,
+        ledger: Ledger,
+        snapshots: SnapshotReader,
+        stats: Stats,
+        refresh_seconds: float,
+        operations_per_second: int,
+        on_changes: Callable[[Changes, str], None],
+        on_pass: Callable[[float, float], None],
+    ) -> None:
+        self._files = files
+        self._runtime = runtime
+        self._seal = seal
+        self._ledger = ledger
+        self._snapshots = snapshots
+        self._stats = stats
+        self._refresh_seconds = refresh_seconds
+        self._rate = operations_per_second
+        self._on_changes = on_changes
+        self._on_pass = on_pass
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._tokens = float(operations_per_second)
+        self._tokens_at = runtime.now()
+        self._todo: list[str] | None = None
+        self._pass_failed = False
+        self._pass_started = 0.0
+        self._next_pass = runtime.now()
+        self._last_pass_end = float("-inf")
+        self._early = threading.Event()
+        self._awaiting: dict[str, float] = {}
+        self._next_await = 0.0
+        self._snapshots_wanted = True
+        self.passes_done = 0
+        self.passes_begun = 0
+        self.last_good_pass_started = float("-inf")
+
+    # -- asked for from elsewhere ------------------------------------------------------------
+
+    def ask_early(self) -> bool:
+        """A lookup missed: bring the next pass forward. True if that changes anything."""
+        now = self._runtime.now()
+        if self._early.is_set() or now - self._last_pass_end < EARLY_SECONDS:
+            return False
+        self._early.set()
+        return True
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether an early pass was asked for and has not begun."""
+        return self._early.is_set()
+
+    def want_snapshots(self) -> None:
+        self._snapshots_wanted = True
+
+    @property
+    def pass_seconds(self) -> float:
+        """Bound of I4: the time one pass over all journals takes at most, in seconds."""
+        polls = len(self._ledger.live_writers(None)) * POLL_OPERATIONS + 1
+        return max(self._refresh_seconds, polls / self._rate)
+
+    # -- one thread --------------------------------------------------------------------------
+
+    def step(self) -> float:
+        """Do what is due; seconds until there is more."""
+        now = self._runtime.now()
+        if self._todo is None:
+            if now < self._next_pass and not self._early.is_set():
+                return self._next_pass - now
+            if not self._afford(1):
+                return 1.0 / self._rate
+            self._begin_pass(now)
+        while self._todo:
+            if not self._afford(POLL_OPERATIONS):
+                return POLL_OPERATIONS / self._rate
+            self._poll(self._todo.pop())
+        if self._snapshots_wanted or self._awaited(self._runtime.now()):
+            self._snapshots_wanted = False
+            if not self._snapshots.read_new():
+                self._pass_failed = True
+                self._snapshots_wanted = True
+        return self._end_pass()
+
+    def _begin_pass(self, now: float) -> None:
+        self._early.clear()
+        self._pass_started = now
+        self._pass_failed = False
+        self.passes_begun += 1
+        self._todo = []
+        try:
+            listed = self._files.list(JOURNALS)
+        except FileFailure as failure:
+            self._stats.failed(failure, "listing the journals")
+            self._pass_failed = True
+            listed = []
+        found = recognised(parse_journal_name, listed)
+        self._ledger.see_journals(found, now)
+        if self.passes_done == 0 and self._snapshots_wanted:
+            # cold: snapshots first, so that only the journals' uncovered rest is read
+            self._snapshots_wanted = False
+            if not self._snapshots.read_new():
+                self._pass_failed = True
+                self._snapshots_wanted = True
+        look_at_dead = self.passes_begun % DEAD_POLL_PASSES == 1
+        for view in self._ledger.writers():
+            if self._ledger.is_own(view.writer) or view.vanished or view.unreadable:
+                continue
+            if look_at_dead or not self._ledger.is_dead(view.writer) or not view.covered:
+                self._todo.append(view.writer)
+        self._todo.sort(key=lambda _: self._runtime.random_bytes(2))
+
+    def _awaited(self, now: float) -> bool:
+        """A retired journal's rest is in a snapshot that this mount may not list yet: look again."""
+        for writer, until in list(self._awaiting.items()):
+            if self._snapshots.covers(writer) or now > until:
+                del self._awaiting[writer]
+        if not self._awaiting or now < self._next_await:
+            return False
+        self._next_await = now + AWAIT_EVERY_SECONDS
+        return True
+
+    def _end_pass(self) -> float:
+        now = self._runtime.now()
+        self._todo = None
+        self._last_pass_end = now
+        self.passes_done += 1
+        if not self._pass_failed:
+            self.last_good_pass_started = self._pass_started
+            self._on_pass(self._pass_started, now)
+        self._next_pass = max(self._pass_started + self._refresh_seconds, now)
+        return max(0.0, self._next_pass - now)
+
+    def _afford(self, operations: int) -> bool:
+        now = self._runtime.now()
+        self._tokens = min(self._rate, self._tokens + (now - self._tokens_at) * self._rate)
+        self._tokens_at = now
+        if self._tokens < operations:
+            return False
+        self._tokens -= operations
+        return True
+
+    def _poll(self, writer: str) -> None:
+        view = self._ledger.writer(writer)
+        if view is None:
+            return
+        try:
+            handle = self._files.open_read(journal_path(writer))
+        except FileFailure as failure:
+            if failure.kind is FailureKind.MISSING:
+                self._ledger.retire(writer)
+                if not self._snapshots.covers(writer):
+                    self._awaiting[writer] = self._runtime.now() + AWAIT_SECONDS
+            else:
+                self._poll_failed(failure)
+            return
+        data: bytes | None
+        try:
+            data = self._read_on(handle, view.covered)
+        except FileFailure as failure:
+            self._poll_failed(failure)
+            data = None
+        try:
+            self._files.close(handle)
+        except FileFailure as failure:
+            self._stats.failed(failure, "closing a journal read")
+        if data:
+            self._take(writer, view.covered, data)
+        if data is not None:
+            self._ledger.polled(writer, self._runtime.now())
+
+    def _read_on(self, handle: object, offset: int) -> bytes:
+        parts: list[bytes] = []
+        total = 0
+        while total < POLL_BYTES_MAX:
+            count = self._files.read(handle, offset + total, self._buffer)  # type: ignore[arg-type]
+            if count:
+                parts.append(bytes(self._buffer[:count]))
+                total += count
+            if count < len(self._buffer):
+                break
+        return b"".join(parts)
+
+    def _take(self, writer: str, offset: int, data: bytes) -> None:
+        found = scan(data, writer, offset, self._seal)
+        now = self._runtime.now()
+        ends = [entry_offset for entry_offset, _ in found.entries[1:]] + [found.next_offset]
+        for (_, records), end in zip(found.entries, ends, strict=True):
+            changes = self._ledger.apply(writer, end, records, now)
+            if changes.committed or changes.dropped:
+                self._on_changes(changes, writer)
+        if found.skipped_bytes:
+            self._stats.once(
+                "journal_blocks_skipped",
+                "journal %s: %d damaged bytes before offset %d were skipped",
+                writer,
+                found.skipped_bytes,
+                found.next_offset,
+            )
+        if found.stopped is Stop.UNKNOWN_KIND:
+            view = self._ledger.writer(writer)
+            if view is not None:
+                view.unreadable = True
+            self._stats.once(
+                "journals_newer",
+                "journal %s: written by a newer version from offset %d on; upgrade to read it",
+                writer,
+                found.next_offset,
+            )
+
+    def _poll_failed(self, failure: FileFailure) -> None:
+        self._pass_failed = True
+        self._stats.failed(failure, "reading a journal")

@@ -1,0 +1,212 @@
+"""The sweeper: keeps the namespace below its cap by dropping the least valuable packs.
+
+Order: `drop` record, drop delay, unlink, `gone` record. After the drop no lookup anywhere reports
+the pack (within the bound of I4); loads under way have the delay to finish; unlinking is safe at
+any time since a committed pack is closed (I1), so a crash after any step costs hits at most (I5)
+and any sweeper finishes what a dead one began. Correctness never depends on who sweeps, or on only
+one doing so: by habit the lowest live writer does, and whoever was refused credit and waited.
+
+If the disk is so full that not even a drop record can be appended, committed victims are unlinked
+first and recorded later: their readers find them missing, which is a miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from sharedfs_backend.capacity import in_flight_bytes_max, low_watermark_bytes
+from sharedfs_backend.files import FailureKind, FileFailure, Files
+from sharedfs_backend.layout import Drop, Gone, PackName
+from sharedfs_backend.ledger import Ledger, Pack
+from sharedfs_backend.publisher import Publisher
+from sharedfs_backend.retention import Candidate, plan
+from sharedfs_backend.rules import Rules
+from sharedfs_backend.runtime import Runtime
+from sharedfs_backend.stats import Stats
+
+UNLINKS_A_STEP = 64
+"""So that one step of a long sweep does not hold up the other chores."""
+
+
+class Sweeper:
+    """See the module. One thread at a time calls `step`; `ask` comes from anywhere."""
+
+    def __init__(
+        self,
+        files: Files,
+        runtime: Runtime,
+        ledger: Ledger,
+        publisher: Publisher,
+        stats: Stats,
+        *,
+        lease_seconds: float,
+        drop_delay_seconds: float,
+        high_ratio: float,
+        low_ratio: float,
+        in_flight_wanted_bytes: int,
+        locked: Callable[[], frozenset[int]],
+        on_dropped: Callable[[Iterable[Pack]], None],
+        rules: Rules,
+    ) -> None:
+        self._files = files
+        self._runtime = runtime
+        self._ledger = ledger
+        self._publisher = publisher
+        self._stats = stats
+        self._lease_seconds = lease_seconds
+        self._drop_delay_seconds = drop_delay_seconds
+        self._high_ratio = high_ratio
+        self._low_ratio = low_ratio
+        self._in_flight_wanted_bytes = in_flight_wanted_bytes
+        self._locked = locked
+        self._on_dropped = on_dropped
+        self._rules = rules
+        self._asked_at: float | None = None
+        self._mine: set[PackName] = set()
+        self._unrecorded: dict[PackName, float] = {}
+
+    def ask(self) -> None:
+        """A store found no room: sweep whatever the watermark says."""
+        if self._asked_at is None:
+            self._asked_at = self._runtime.now()
+            self._stats.add("sweeps_asked")
+
+    def step(self, cap_bytes: int | None, patience_seconds: float) -> None:
+        """Choose victims if need be, then unlink what is due."""
+        now = self._runtime.now()
+        if cap_bytes is not None or self._asked_at is not None:
+            self._choose(cap_bytes, now, patience_seconds)
+        self.finish(now)
+
+    # -- choosing ----------------------------------------------------------------------------
+
+    def _choose(self, cap_bytes: int | None, now: float, patience_seconds: float) -> None:
+        usage = self._ledger.usage()
+        remaining = usage.total_bytes - usage.dropped_bytes
+        asked = self._asked_at is not None
+        leader = self.is_leader()
+        if cap_bytes is None:
+            low = int(usage.live_bytes * self._low_ratio)  # the disk itself is full
+        else:
+            low = self.low_bytes(cap_bytes)
+            if not asked and remaining <= min(cap_bytes * self._high_ratio, 2 * low):
+                return
+        waited = asked and now - (self._asked_at or 0.0) >= patience_seconds
+        if not (leader or waited):
+            return
+        self._asked_at = None
+        to_free = remaining - low
+        if to_free <= 0:
+            return
+        victims = self.victims(to_free, now)
+        if victims:
+            self.drop(victims)
+
+    def is_leader(self) -> bool:
+        """This process holds the lowest live writer id, or nobody else writes."""
+        live = self._ledger.live_writers(self._publisher.writer)
+        return not live or live[0] == self._publisher.writer
+
+    def low_bytes(self, cap_bytes: int) -> int:
+        flight = in_flight_bytes_max(cap_bytes, self._in_flight_wanted_bytes)
+        writers = max(1, self._ledger.unsettled_writers())
+        return low_watermark_bytes(cap_bytes, self._low_ratio, writers, flight)
+
+    def victims(self, bytes_to_free: int, now: float) -> list[PackName]:
+        """Names to drop, least valuable first."""
+        locked = self._locked()
+        facts = self._ledger.catalog.facts()
+        columns = zip(
+            facts.pack_ids.tolist(),
+            facts.parents.tolist(),
+            facts.counts.tolist(),
+            facts.chosen.tolist(),
+            facts.last_lookup.tolist(),
+            strict=True,
+        )
+        candidates = [
+            Candidate(
+                name=pack.name,
+                pack_id=pack_id,
+                parent_id=parent_id,
+                total_bytes=pack.total_bytes,
+                chunks=chunks,
+                last_lookup=last_lookup,
+                first_seen=pack.first_seen,
+                duplicate=found_here == 0,
+                locked=pack_id in locked,
+            )
+            for pack_id, parent_id, chunks, found_here, last_lookup in columns
+            if (pack := self._ledger.by_id(pack_id)) is not None and pack.live
+        ]
+        chosen = plan(
+            candidates, bytes_to_free, now, self._drop_delay_seconds, self._lease_seconds / 4
+        )
+        return [candidate.name for candidate in chosen]
+
+    def drop(self, names: list[PackName]) -> None:
+        """Publish the drop of `names`; unlink them when the drop delay is over."""
+        packs = [pack for name in names if (pack := self._ledger.pack(name)) is not None]
+        if not self._rules.drop_before_unlink:
+            self._unlink(names)
+            return
+
+        def done(published: bool) -> None:
+            now = self._runtime.now()
+            if published:
+                self._mine.update(names)
+                self._stats.add("packs_dropped", len(names))
+            else:
+                self._unrecorded.update(dict.fromkeys(names, now))
+            self._on_dropped(packs)
+
+        self._publisher.publish((Drop(tuple(names)),), done)
+
+    # -- finishing ---------------------------------------------------------------------------
+
+    def finish(self, now: float) -> None:
+        """Unlink what was dropped long enough ago, own or abandoned, and record it gone."""
+        leader = self.is_leader()
+        abandoned_seconds = self._drop_delay_seconds + self._lease_seconds
+        due: list[PackName] = []
+        for pack in self._ledger.packs():
+            if pack.gone or not pack.dropped:
+                continue
+            age = now - pack.dropped_seen
+            mine = pack.name in self._mine
+            if (mine and age >= self._drop_delay_seconds) or (leader and age >= abandoned_seconds):
+                due.append(pack.name)
+        due += [
+            name
+            for name, since in self._unrecorded.items()
+            if now - since >= self._drop_delay_seconds
+        ]
+        if due:
+            self._unlink(due[:UNLINKS_A_STEP])
+
+    def disown(self, names: Iterable[PackName]) -> None:
+        """Own packs whose commit may or may not have been published: remove and record them."""
+        self._unrecorded.update(dict.fromkeys(names, self._runtime.now()))
+
+    def _unlink(self, names: list[PackName]) -> None:
+        removed: list[PackName] = []
+        for name in names:
+            try:
+                self._files.unlink(name.path)
+            except FileFailure as failure:
+                if failure.kind is not FailureKind.MISSING:
+                    self._stats.failed(failure, "unlinking a dropped pack")
+                    continue
+            removed.append(name)
+        if removed:
+            self._record_gone(tuple(removed))
+
+    def _record_gone(self, names: tuple[PackName, ...]) -> None:
+        def done(published: bool) -> None:
+            if published:
+                self._mine.difference_update(names)
+                for name in names:
+                    self._unrecorded.pop(name, None)
+                self._stats.add("packs_unlinked", len(names))
+
+        self._publisher.publish((Drop(names), Gone(names)), done)
