@@ -22,7 +22,8 @@ import typer
 from rich.console import Console
 
 from bench.demo import namespace, report
-from bench.demo.fleet import REPOSITORY, Fleet, FleetError, ReplicaSpec, plugin_adapter
+from bench.demo.fleet import Fleet, FleetError
+from bench.demo.replica_spec import REPOSITORY, ReplicaSpec, plugin_adapter
 from bench.demo.scenario import Plan, Row, Scenario
 
 WORK = REPOSITORY / ".demo"

@@ -22,7 +22,7 @@ def show(console: Console, rows: Sequence[Row]) -> None:
     for heading in ("prompt", "TTFT cold", "TTFT reused", "reloaded", "expected"):
         table.add_column(heading, justify="right")
     table.add_column("tokens")
-    table.add_column("load operations")
+    table.add_column("operations on packs, of those allowed")
     for row in rows:
         good = not row.failures
         table.add_row(
@@ -40,15 +40,16 @@ def show(console: Console, rows: Sequence[Row]) -> None:
 
 
 def operations(row: Row) -> str:
-    """Returns the operations of a row's load beside what it was allowed."""
-    if row.load_operations is None:
+    """Returns what a row's request did on packs, each kind with what it was allowed."""
+    if row.operations is None:
         return "not counted"
-    return f"{spelled(row.load_operations)} of {spelled(row.load_allowed)}"
+    return spelled(row.operations, row.operations_allowed)
 
 
-def spelled(counts: Counter[str]) -> str:
-    """Returns "1 open + 15 read", or "0"."""
-    return " + ".join(f"{n} {op}" for op, n in sorted(counts.items()) if n) or "0"
+def spelled(used: Counter[str], allowed: Counter[str]) -> str:
+    """Returns "open 1/1, read 15/15" (used/allowed), or "none"."""
+    kinds = sorted(op for op in used | allowed if used[op] or allowed[op])
+    return ", ".join(f"{op} {used[op]}/{allowed[op]}" for op in kinds) or "none"
 
 
 def contents_line(contents: Contents) -> str:

@@ -18,20 +18,14 @@ from dataclasses import dataclass, field
 from bench.demo.client import Completion, Metrics
 from bench.demo.expect import Expected, Ledger
 from bench.demo.fleet import FleetError, Replica, tail
-from bench.demo.operations import (
-    NEVER,
-    REQUEST_PATHS,
-    Counts,
-    load_budget,
-    over_budget,
-    read_counts,
-    store_violations,
-)
+from bench.demo.operations import load_budget, over_budget, read_operations, store_budget
 from bench.demo.prompts import tokens
 
 OUTPUT_TOKENS = 16
 SETTLE_SECONDS = 60.0  # For stores and counters to be done; a loaded machine is slow.
 CATALOG_GAUGE = "sharedfs_catalog_chunks"
+PACKS_COUNTER = "sharedfs_packs_stored"
+AUDITS_COUNTER = "sharedfs_audits"
 STORED_COUNTER = "lmcache_mp_l2_store_completed_objects"
 
 
@@ -61,8 +55,8 @@ class Row:
     reloaded_tokens: int
     expected: Expected
     tokens_equal: bool
-    load_operations: Counter[str] | None
-    load_allowed: Counter[str]
+    operations: Counter[str] | None
+    operations_allowed: Counter[str]
     failures: tuple[str, ...]
 
 
@@ -74,7 +68,9 @@ class Answer:
     expected: Expected
     reloaded_tokens: int
     local_tokens: int
-    operations: Counts | None
+    operations: Counter[str] | None
+    packs_stored: int
+    audits: int
 
 
 @dataclass(slots=True)
@@ -118,11 +114,12 @@ class Scenario:
         self.wait_visible(writer, reader)
         self.say(f"{label}: the same to {reader.name}")
         warm = self.ask(reader, prompt)
-        self._add(label, reader, prompt, warm, cold)
+        self._add(label, reader, prompt, warm, cold, cold.packs_stored)
 
     def conversation(self) -> None:
         """Turns that alternate between the replicas, each prompt holding all turns before."""
         history: list[int] = []
+        packs = 0
         speakers = (self.first, self.second)
         for turn in range(self.plan.turns):
             replica, other = speakers[turn % 2], speakers[(turn + 1) % 2]
@@ -133,7 +130,8 @@ class Scenario:
             warm = self.ask(replica, history)
             self.say(f"conversation: {label} once more, sharing nothing, to compare with")
             cold = self.ask(replica, history, salt=f"{self.plan.seed}.cold.{turn}")
-            self._add(label, replica, history, warm, cold)
+            self._add(label, replica, history, warm, cold, packs)
+            packs += warm.packs_stored
             history += warm.completion.tokens
             self.wait_visible(replica, other)
 
@@ -145,12 +143,12 @@ class Scenario:
         asked = head + tokens(f"{self.plan.seed}/half asked", half)
         label = f"first half, from {self.first.name}"
         self.say(f"{label}: {len(stored)} tokens to {self.first.name}")
-        self.ask(self.first, stored)
+        other = self.ask(self.first, stored)
         self.wait_visible(self.first, self.second)
         self.say(f"{label}: a prompt with the same {half} first tokens to {self.second.name}")
         warm = self.ask(self.second, asked)
         cold = self.ask(self.second, asked, salt=f"{self.plan.seed}.cold.half")
-        self._add(label, self.second, asked, warm, cold)
+        self._add(label, self.second, asked, warm, cold, other.packs_stored)
 
     def ask(self, replica: Replica, prompt: Sequence[int], salt: str | None = None) -> Answer:
         """Sends a prompt, waits until its chunks are stored, returns what changed meanwhile."""
@@ -170,13 +168,15 @@ class Scenario:
             replica,
         )
         self.ledger.record(replica.name, prompt, completion.tokens, salt)
-        used, before = read_counts(done), read_counts(server)
+        used, before = read_operations(done), read_operations(server)
         return Answer(
             completion,
             expected,
             reloaded_tokens=_by_source(after, engine, "external_kv_transfer"),
             local_tokens=_by_source(after, engine, "local_cache_hit"),
-            operations=used.since(before) if used and before else None,
+            operations=None if used is None else used - (before or Counter()),
+            packs_stored=_rise(PACKS_COUNTER, server, done),
+            audits=_rise(AUDITS_COUNTER, server, done),
         )
 
     def wait_visible(self, writer: Replica, reader: Replica) -> None:
@@ -190,11 +190,15 @@ class Scenario:
         )
 
     def _add(
-        self, label: str, replica: Replica, prompt: Sequence[int], warm: Answer, cold: Answer
+        self,
+        label: str,
+        replica: Replica,
+        prompt: Sequence[int],
+        warm: Answer,
+        cold: Answer,
+        packs_before: int,
     ) -> None:
-        # A chunk lies in one pack; the demo does not know in which, so it allows one each.
-        chunks = warm.expected.chunks_reloaded
-        allowed = load_budget(chunks, chunks, self.plan.chunk_bytes)
+        allowed = budget(warm, packs_before, self.plan.chunk_bytes)
         row = Row(
             label=label,
             replica=replica.name,
@@ -204,16 +208,26 @@ class Scenario:
             reloaded_tokens=warm.reloaded_tokens,
             expected=warm.expected,
             tokens_equal=warm.completion.tokens == cold.completion.tokens,
-            load_operations=warm.operations.of("load") if warm.operations else None,
-            load_allowed=allowed,
-            failures=tuple(judge(warm, cold, allowed, self.plan.chunk_bytes)),
+            operations=warm.operations,
+            operations_allowed=allowed,
+            failures=tuple(judge(warm, cold, allowed)),
         )
         self.rows.append(row)
         for failure in row.failures:
             self.say(f"FAILED: {label}: {failure}")
 
 
-def judge(warm: Answer, cold: Answer, allowed: Counter[str], chunk_bytes: int) -> list[str]:
+def budget(answer: Answer, packs_before: int, chunk_bytes: int) -> Counter[str]:
+    """Returns what one request may do: its load, its store, and the audits that met it.
+
+    `packs_before` is how many packs the prompt's stored prefix was written as.
+    """
+    load = load_budget(packs_before, answer.expected.chunks_reloaded, chunk_bytes)
+    store = store_budget(answer.packs_stored, answer.expected.chunks_new, chunk_bytes)
+    return load + store + load_budget(answer.audits, answer.audits, chunk_bytes)
+
+
+def judge(warm: Answer, cold: Answer, allowed: Counter[str]) -> list[str]:
     """Returns one sentence for each thing that is not as it had to be."""
     failures = []
     if warm.completion.tokens != cold.completion.tokens:
@@ -228,20 +242,8 @@ def judge(warm: Answer, cold: Answer, allowed: Counter[str], chunk_bytes: int) -
     if cold.reloaded_tokens != 0:
         failures.append(f"the cold run reloaded {cold.reloaded_tokens} tokens")
     if warm.operations is not None:
-        failures += operation_failures(warm, allowed, chunk_bytes)
+        failures += over_budget(warm.operations, allowed)
     return failures
-
-
-def operation_failures(answer: Answer, allowed: Counter[str], chunk_bytes: int) -> list[str]:
-    """Returns what in a request's operations is over the budget of the request path."""
-    assert answer.operations is not None
-    used = {path: answer.operations.of(path) for path in REQUEST_PATHS}
-    found = [f"lookup: {used['lookup'].total()} operations"] if used["lookup"] else []
-    found += [f"load: {text}" for text in over_budget(used["load"], allowed)]
-    chunks = answer.expected.chunks_new
-    found += [f"store: {text}" for text in store_violations(used["store"], chunks, chunk_bytes)]
-    banned = sorted({op for path in REQUEST_PATHS for op in used[path]} & NEVER)
-    return found + [f"{op} on the request path" for op in banned]
 
 
 def wait_until(
@@ -279,3 +281,7 @@ def _stored(page: Metrics) -> float:
         for s in page.samples
         if s.name.startswith(STORED_COUNTER) and s.name.endswith("_total")
     )
+
+
+def _rise(name: str, before: Metrics, after: Metrics) -> int:
+    return round(after.total(name) - before.total(name))
