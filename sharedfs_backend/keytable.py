@@ -85,16 +85,16 @@ class KeyTable:
         if not len(going_on):
             return index, slot
         found = [(index, slot)]
-        origin = going_on
-        for _ in range(self._buckets_max):
-            hashes, tag = hashes[going_on], tag[going_on]
-            bucket = self._next(bucket[going_on], hashes)
+        origin, home = going_on, bucket[going_on]
+        bucket, tag, hashes = home, tag[going_on], hashes[going_on]
+        while len(origin):
+            bucket = self._next(bucket, hashes)
             index, slot = self._agreeing(bucket, tag)
             found.append((origin[index], slot))
-            going_on = np.flatnonzero(self._passed[bucket])
-            if not len(going_on):
-                break
-            origin = origin[going_on]
+            # A shard so full that every bucket was passed ends where it began.
+            on = self._passed[bucket] & (self._next(bucket, hashes) != home)
+            origin, home, bucket = origin[on], home[on], bucket[on]
+            tag, hashes = tag[on], hashes[on]
         return (
             np.concatenate([index for index, _ in found]),
             np.concatenate([slot for _, slot in found]),
@@ -122,8 +122,9 @@ class KeyTable:
         """The bucket after, going round within the shard."""
         shard = self._shard(hashes)
         base = shard << self._base_shift.view(np.int64)
-        within: I64 = (bucket - base + 1) & self._mask[shard].view(np.int64)
-        return base + within
+        within = np.bitwise_and(bucket - base + 1, self._mask[shard].view(np.int64))
+        following: I64 = base + within
+        return following
 
     # -- changing ----------------------------------------------------------------------------
 

@@ -75,7 +75,6 @@ class Rows:
     def free(self, first: int, count: int) -> None:
         """Make holes of a pack's rows, which the caller has taken out of the index."""
         self.packs[first : first + count] = NO_PACK
-        self.flags[first : first + count] = 0
         self.holes += count
 
     def table(self, rows: I64 | slice) -> EntryTable:
@@ -114,7 +113,6 @@ class Rows:
             for column in self._columns():
                 column[self._to : self._to + len(rows)] = column[rows]
         self._to += len(rows)
-        self.packs[max(self._to, start) : end] = NO_PACK
         self._from = end
         if end >= self.used:
             self._finish_pass()
