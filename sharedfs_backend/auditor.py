@@ -15,23 +15,22 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from sharedfs_backend.audit import AuditVerdict, compare
-from sharedfs_backend.files import FileFailure, Files
+from sharedfs_backend.context import Context
+from sharedfs_backend.files import FileFailure
 from sharedfs_backend.layout import (
     EMPTY_TABLE,
     ChunkEntry,
     LayoutDescriptor,
     PackCommit,
     PackName,
-    Seal,
 )
 from sharedfs_backend.ledger import Ledger, Pack
 from sharedfs_backend.putting import Part, item_of
 from sharedfs_backend.realms import Realm
-from sharedfs_backend.runtime import Lane, LaneFull, Runtime
-from sharedfs_backend.stats import Stats
+from sharedfs_backend.runtime import Lane, LaneFull
 
 log = logging.getLogger("sharedfs_backend")
 
@@ -48,21 +47,12 @@ Copy = tuple[PackName, ChunkEntry]
 class Auditor:
     """See the module. Thread-safe."""
 
-    def __init__(
-        self,
-        files: Files,
-        runtime: Runtime,
-        seal: Seal,
-        ledger: Ledger,
-        stats: Stats,
-        on_failed: Callable[[bytes, int], None],
-    ) -> None:
-        self._files = files
-        self._runtime = runtime
-        self._seal = seal
+    def __init__(self, context: Context, ledger: Ledger) -> None:
+        self._files = context.files
+        self._runtime = context.runtime
+        self._seal = context.seal
+        self._stats = context.stats
         self._ledger = ledger
-        self._stats = stats
-        self._on_failed = on_failed
         self._lock = threading.Lock()
         self._own: OrderedDict[Place, Copy] = OrderedDict()
         self._seen: OrderedDict[tuple[bytes, int, str], int] = OrderedDict()
@@ -182,4 +172,3 @@ class Auditor:
             pack.name.writer,
             report,
         )
-        self._on_failed(pack.realm, rank)

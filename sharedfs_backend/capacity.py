@@ -19,13 +19,15 @@ import threading
 IN_FLIGHT_SHARE_OF_CAP = 64
 """In-flight maximum of a writer: at most this fraction of the cap, so that the reserve of twenty
 writers leaves two thirds of it usable."""
+IN_FLIGHT_BYTES = 1 << 30
+"""In-flight maximum where the cap is large: four packs of 256 MiB at once."""
 CREDIT_PASSES = 2.5
 """A credit older than this many passes is void: usage may have moved on without us."""
 
 
-def in_flight_bytes_max(cap_bytes: int, wanted_bytes: int) -> int:
+def in_flight_bytes_max(cap_bytes: int) -> int:
     """What one writer may have written and not yet published, in bytes."""
-    return max(1, min(wanted_bytes, cap_bytes // IN_FLIGHT_SHARE_OF_CAP))
+    return max(1, min(IN_FLIGHT_BYTES, cap_bytes // IN_FLIGHT_SHARE_OF_CAP))
 
 
 def share(cap_bytes: int, usage_bytes: int, writers: int, in_flight_max: int) -> int:

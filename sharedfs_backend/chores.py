@@ -11,15 +11,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from sharedfs_backend.files import FileFailure, Files
-from sharedfs_backend.layout import Beat, Record, Seal, Touch
+from sharedfs_backend.context import Context
+from sharedfs_backend.files import FileFailure
+from sharedfs_backend.layout import Beat, Record, Touch
 from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.namespace import newest_settings
 from sharedfs_backend.orphans import OrphanPass
 from sharedfs_backend.publisher import Publisher
-from sharedfs_backend.runtime import Runtime
 from sharedfs_backend.snapshotter import Snapshotter
-from sharedfs_backend.stats import Stats
 from sharedfs_backend.sweeper import Sweeper
 
 log = logging.getLogger(__name__)
@@ -35,41 +34,36 @@ class Chores:
 
     def __init__(
         self,
-        files: Files,
-        runtime: Runtime,
-        seal: Seal,
+        context: Context,
         ledger: Ledger,
         publisher: Publisher,
+        *,
         sweeper: Sweeper,
         orphans: OrphanPass,
         snapshotter: Snapshotter,
-        stats: Stats,
-        *,
-        lease_seconds: float,
-        drop_delay_seconds: float,
-        refresh_seconds: float,
-        cap_is_fixed: bool,
         cap_bytes: Callable[[], int | None],
         set_cap: Callable[[int | None], None],
         take_touches: Callable[[float], list[tuple[int, float]]],
     ) -> None:
-        self._files = files
-        self._runtime = runtime
-        self._seal = seal
+        settings = context.settings
+        lease_seconds, drop_delay_seconds = settings.lease_seconds, settings.drop_delay_seconds
+        self._files = context.files
+        self._runtime = context.runtime
+        self._seal = context.seal
+        self._stats = context.stats
         self._ledger = ledger
         self._publisher = publisher
         self._sweeper = sweeper
         self._orphans = orphans
         self._snapshotter = snapshotter
-        self._stats = stats
         self._beat_seconds = lease_seconds / 4
         self._lease_seconds = lease_seconds
-        self._patience_seconds = 2 * refresh_seconds
-        self._cap_is_fixed = cap_is_fixed
+        self._patience_seconds = 2 * settings.refresh_seconds
+        self._cap_is_fixed = settings.cap_bytes is not None
         self._cap_bytes = cap_bytes
         self._set_cap = set_cap
         self._take_touches = take_touches
-        now = runtime.now()
+        now = self._runtime.now()
         self._next_beat = now + self._beat_seconds
         self._next_settings = now + SETTINGS_SECONDS
         self._next_orphans = now + ORPHAN_PASS_LEASES * lease_seconds

@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharedfs_backend.catalog import ANY_SPACE, NO_SPACE, Catalog
+from sharedfs_backend.context import Context
 from sharedfs_backend.layout import LayoutDescriptor
 from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.realms import Realm
-from sharedfs_backend.runtime import Runtime
-from sharedfs_backend.stats import Stats
 
 LOCKS_MAX = 1 << 20
 TOUCHED_MAX = 1 << 20
@@ -29,18 +28,16 @@ class Finder:
 
     def __init__(
         self,
-        runtime: Runtime,
+        context: Context,
         ledger: Ledger,
-        stats: Stats,
-        lock_seconds: float,
         healthy: Callable[[], bool],
         on_miss: Callable[[], None],
     ) -> None:
-        self._runtime = runtime
+        self._runtime = context.runtime
+        self._stats = context.stats
+        self._lock_seconds = context.settings.buffer_ttl_seconds
         self._ledger = ledger
         self._catalog: Catalog = ledger.catalog
-        self._stats = stats
-        self._lock_seconds = lock_seconds
         self._healthy = healthy
         self._on_miss = on_miss
         self._lock = threading.Lock()

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sharedfs_backend.context import Context
 from sharedfs_backend.finding import Finder
 from sharedfs_backend.layout import LayoutDescriptor
 from sharedfs_backend.ledger import Ledger
@@ -23,8 +24,7 @@ from sharedfs_backend.reader import PackReader
 from sharedfs_backend.readplan import ChunkRead
 from sharedfs_backend.readtask import ReadTask
 from sharedfs_backend.realms import Realm
-from sharedfs_backend.runtime import Runtime, Waiter
-from sharedfs_backend.stats import Stats
+from sharedfs_backend.runtime import Waiter
 
 SUSPENDED_MAX = 65536
 SUSPEND_SECONDS = (1.0, 4.0, 15.0, 60.0)
@@ -131,18 +131,17 @@ class Loader:
 
     def __init__(
         self,
-        runtime: Runtime,
+        context: Context,
         ledger: Ledger,
         finder: Finder,
         reader: PackReader,
-        stats: Stats,
         healthy: Callable[[], bool],
     ) -> None:
-        self._runtime = runtime
+        self._runtime = context.runtime
+        self._stats = context.stats
         self._ledger = ledger
         self._finder = finder
         self._reader = reader
-        self._stats = stats
         self._healthy = healthy
         self._backoff = Backoff()
 

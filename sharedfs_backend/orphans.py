@@ -15,25 +15,21 @@ from __future__ import annotations
 
 import enum
 
-from sharedfs_backend.files import FailureKind, FileFailure, Files
-from sharedfs_backend.files.profile import Profile
+from sharedfs_backend.context import Context
+from sharedfs_backend.files import FailureKind, FileFailure
 from sharedfs_backend.layout import (
     Commit,
     FormatError,
     Gone,
     PackCommit,
     PackName,
-    Seal,
     pack_shard_dirs,
 )
 from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.packcheck import read_header
 from sharedfs_backend.publisher import Publisher
 from sharedfs_backend.refresh import Refresher
-from sharedfs_backend.rules import Rules
-from sharedfs_backend.runtime import Runtime
 from sharedfs_backend.snapshots import recognised
-from sharedfs_backend.stats import Stats
 
 DIRECTORIES_A_STEP = 32
 ACTIONS_A_STEP = 64
@@ -52,28 +48,18 @@ class OrphanPass:
     """See the module. One thread at a time calls `step`."""
 
     def __init__(
-        self,
-        files: Files,
-        runtime: Runtime,
-        seal: Seal,
-        ledger: Ledger,
-        publisher: Publisher,
-        refresher: Refresher,
-        profile: Profile,
-        stats: Stats,
-        lease_seconds: float,
-        rules: Rules,
+        self, context: Context, ledger: Ledger, publisher: Publisher, refresher: Refresher
     ) -> None:
-        self._files = files
-        self._runtime = runtime
-        self._seal = seal
+        self._files = context.files
+        self._runtime = context.runtime
+        self._seal = context.seal
+        self._profile = context.profile
+        self._stats = context.stats
+        self._rules = context.rules
+        self._lease_seconds = context.settings.lease_seconds
         self._ledger = ledger
         self._publisher = publisher
         self._refresher = refresher
-        self._profile = profile
-        self._stats = stats
-        self._lease_seconds = lease_seconds
-        self._rules = rules
         self.phase = Phase.IDLE
         self._directories: list[str] = []
         self._found: list[PackName] = []

@@ -13,24 +13,39 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sharedfs_backend.auditor import Auditor
 from sharedfs_backend.buffers import BufferPool
 from sharedfs_backend.capacity import Credits, Refusal, in_flight_bytes_max, share
 from sharedfs_backend.catalog import Catalog
 from sharedfs_backend.chores import Chores
+from sharedfs_backend.context import Context
 from sharedfs_backend.depth import ReadDepth
 from sharedfs_backend.dirty import DirtyBudget
 from sharedfs_backend.exceptions import NamespaceError
 from sharedfs_backend.fdcache import FdCache
-from sharedfs_backend.files import FileFailure, Files, LocalFiles, WatchedFiles
+from sharedfs_backend.files import (
+    FileFailure,
+    Files,
+    LocalFiles,
+    WatchedFiles,
+    differences,
+    effective,
+    mount_warnings,
+    probe,
+)
 from sharedfs_backend.finding import Finder
 from sharedfs_backend.keyring import KeyRing
 from sharedfs_backend.layout import UNIT_BYTES, PackCommit
 from sharedfs_backend.ledger import Changes, Ledger, Pack
 from sharedfs_backend.loading import Loader
-from sharedfs_backend.namespace import Namespace, open_namespace, require_root
+from sharedfs_backend.namespace import (
+    Namespace,
+    change_settings,
+    open_namespace,
+    require_root,
+)
 from sharedfs_backend.orphans import OrphanPass
 from sharedfs_backend.publisher import Publisher
 from sharedfs_backend.putting import Putter
@@ -51,8 +66,6 @@ log = logging.getLogger("sharedfs_backend")
 OPEN_SECONDS = 20.0
 """How long a start-up waits for the file system to show the namespace."""
 TICK_SECONDS_MAX = 0.25
-IN_FLIGHT_BYTES = 1 << 30
-"""What one process may have written and not yet published, where the cap allows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +120,8 @@ class Parts:
                 if create:
                     require_root(self.settings.root)
                 plain = LocalFiles(self.settings.root)
-                result.append(open_namespace(plain, self.settings, create=create))
+                found = open_namespace(plain, self.settings, create=create)
+                result.append(self._fit_to_mount(plain, found) if create else found)
             except Exception as error:  # carried over to the waiting thread
                 result.append(error)
             done.set()
@@ -125,6 +139,20 @@ class Parts:
             raise outcome
         return outcome
 
+    def _fit_to_mount(self, files: Files, found: Namespace) -> Namespace:
+        """Probe this mount; the first to do so writes the profile into the namespace."""
+        root, named = self.settings.root, self.settings.profile
+        for warning in mount_warnings(root):
+            log.warning("%s: %s", root, warning)
+        mount = probe(root, name=named)
+        if found.record.profile is None and named is None:
+            writer = self.runtime.random_bytes(8).hex()
+            change_settings(files, found.seal, writer, profile=mount.to_dict())
+            return replace(found, profile=mount)
+        for difference in differences(found.profile, mount):
+            log.warning("%s: %s", root, difference)
+        return replace(found, profile=effective(found.profile, mount))
+
     def _wire(self, files: Files | None) -> None:
         settings, runtime, rules, stats = self.settings, self.runtime, self.rules, self.stats
         seal, profile = self.namespace.seal, self.namespace.profile
@@ -132,151 +160,76 @@ class Parts:
         self.watched = WatchedFiles(
             files if files is not None else LocalFiles(settings.root, profile), runtime
         )
-        self.files: Files = self.watched
+        self.context = context = Context(
+            self.watched, runtime, seal, profile, settings, stats, rules
+        )
         self.catalog = Catalog(settings.chunks_max)
         self.ledger = Ledger(self.catalog, seal, rules, settings.lease_seconds)
         self.keyring = KeyRing(seal, settings.keys_memo_max)
-        self.realms = RealmTable(self.files, seal, stats)
+        self.realms = RealmTable(context)
         self.credits = Credits(settings.refresh_seconds, rules.in_flight_counts)
-        self._cap_bytes = settings.cap_bytes
-        self.set_cap(
-            settings.cap_bytes
-            if settings.cap_bytes is not None
-            else self.namespace.record.cap_bytes
-        )
-        self.publisher = Publisher(
-            self.files, runtime, seal, self.ledger, stats, settings.lease_seconds, rules
-        )
-        self.fds = FdCache(self.files, runtime.now, handles_max=settings.open_files_max)
+        capped = settings.cap_bytes is not None
+        self.set_cap(settings.cap_bytes if capped else self.namespace.record.cap_bytes)
+        self.publisher = Publisher(context, self.ledger)
+        self.fds = FdCache(self.watched, runtime.now, handles_max=settings.open_files_max)
+        cores = len(os.sched_getaffinity(0))
         self.reader = PackReader(
-            self.files,
+            self.watched,
             runtime,
             seal,
             fds=self.fds,
             buffers=BufferPool(max(UNIT_BYTES, profile.piece_bytes), settings.buffer_bytes_max),
-            depth=ReadDepth(
-                len(os.sched_getaffinity(0)),
-                min(profile.read_depth_max, settings.read_threads_max),
-            ),
+            depth=ReadDepth(cores, min(profile.read_depth_max, settings.read_threads_max)),
             rules=rules,
         )
-        self.finder = Finder(
-            runtime,
-            self.ledger,
-            stats,
-            settings.buffer_ttl_seconds,
-            lambda: self.watched.healthy,
-            self._missed,
-        )
-        self.loader = Loader(
-            runtime, self.ledger, self.finder, self.reader, stats, lambda: self.watched.healthy
-        )
-        self.auditor = Auditor(
-            self.files, runtime, seal, self.ledger, stats, lambda realm, rank: None
-        )
+        self.finder = Finder(context, self.ledger, lambda: self.healthy, self._missed)
+        self.loader = Loader(context, self.ledger, self.finder, self.reader, lambda: self.healthy)
+        self.auditor = Auditor(context, self.ledger)
         self._wire_background()
         self._wire_putter()
 
     def _wire_background(self) -> None:
-        settings, runtime, rules, stats = self.settings, self.runtime, self.rules, self.stats
-        lease = settings.lease_seconds
-        self.snapshots = SnapshotReader(self.files, runtime, self.seal, self.ledger, stats, rules)
-        self.refresher = Refresher(
-            self.files,
-            runtime,
-            self.seal,
-            self.ledger,
-            self.snapshots,
-            stats,
-            settings.refresh_seconds,
-            settings.refresh_ops_per_second,
-            self._changed,
-            self._passed,
-        )
+        context, ledger = self.context, self.ledger
+        self.snapshots = SnapshotReader(context, ledger)
+        self.refresher = Refresher(context, ledger, self.snapshots, self._changed, self._passed)
         self.sweeper = Sweeper(
-            self.files,
-            runtime,
-            self.ledger,
+            context,
+            ledger,
             self.publisher,
-            stats,
-            lease_seconds=lease,
-            drop_delay_seconds=settings.drop_delay_seconds,
-            high_ratio=settings.high_watermark_ratio,
-            low_ratio=settings.low_watermark_ratio,
-            in_flight_wanted_bytes=IN_FLIGHT_BYTES,
             locked=self.finder.locked_packs,
             on_dropped=self._dropped,
-            rules=rules,
         )
-        self.orphans = OrphanPass(
-            self.files,
-            runtime,
-            self.seal,
-            self.ledger,
-            self.publisher,
-            self.refresher,
-            self.profile,
-            stats,
-            lease,
-            rules,
-        )
-        self.snapshotter = Snapshotter(
-            self.files,
-            runtime,
-            self.seal,
-            self.ledger,
-            self.snapshots,
-            self.profile,
-            stats,
-            lease,
-            rules,
-        )
+        self.orphans = OrphanPass(context, ledger, self.publisher, self.refresher)
+        self.snapshotter = Snapshotter(context, ledger, self.snapshots)
         self.chores = Chores(
-            self.files,
-            runtime,
-            self.seal,
-            self.ledger,
+            context,
+            ledger,
             self.publisher,
-            self.sweeper,
-            self.orphans,
-            self.snapshotter,
-            stats,
-            lease_seconds=lease,
-            drop_delay_seconds=settings.drop_delay_seconds,
-            refresh_seconds=settings.refresh_seconds,
-            cap_is_fixed=settings.cap_bytes is not None,
+            sweeper=self.sweeper,
+            orphans=self.orphans,
+            snapshotter=self.snapshotter,
             cap_bytes=lambda: self._cap_bytes,
             set_cap=self.set_cap,
             take_touches=self.finder.take_touches,
         )
 
     def _wire_putter(self) -> None:
-        settings, runtime = self.settings, self.runtime
-        writer = PackWriter(
-            self.files,
-            runtime,
+        settings = self.settings
+        self.pack_writer = PackWriter(
+            self.watched,
+            self.runtime,
             self.seal,
             piece_bytes=self.profile.piece_bytes,
             dirty=DirtyBudget(settings.dirty_bytes_max),
             rules=self.rules,
         )
-        self.pack_writer = writer
         self.putter = Putter(
-            self.files,
-            runtime,
-            self.seal,
+            self.context,
             self.ledger,
             self.publisher,
-            writer,
-            self.credits,
-            self.stats,
-            align_bytes=self.profile.align_bytes,
-            linger_seconds=settings.linger_seconds,
-            linger_bytes_max=settings.linger_bytes_max,
-            queue_bytes_max=settings.queue_bytes_max,
-            buffer_ttl_seconds=settings.buffer_ttl_seconds,
+            self.pack_writer,
+            credits=self.credits,
             pack_bytes_max=self._pack_bytes_max,
-            unlink_own_failures=not self.profile.orphans_offline_only,
             audit=self.auditor.check_parts if settings.audit else lambda realm, parts: None,
             on_refused=self._refused,
             on_stored=self._stored,
@@ -297,7 +250,7 @@ class Parts:
     def _pack_bytes_max(self) -> int:
         limit = self.settings.pack_bytes_max or self.profile.pack_bytes_max
         if self._cap_bytes is not None:
-            limit = min(limit, in_flight_bytes_max(self._cap_bytes, IN_FLIGHT_BYTES))
+            limit = min(limit, in_flight_bytes_max(self._cap_bytes))
         return limit
 
     def _missed(self) -> None:
@@ -330,7 +283,7 @@ class Parts:
             return
         if self.rules.new_writer_lists_packs and not self.orphans.judged_once:
             return
-        flight = in_flight_bytes_max(cap, IN_FLIGHT_BYTES)
+        flight = in_flight_bytes_max(cap)
         writers = max(1, self.ledger.unsettled_writers())
         usage = self.ledger.usage().total_bytes
         self.credits.grant(
@@ -395,6 +348,15 @@ class Parts:
     def _chore(self) -> None:
         self.chores.step()
         self._next_chores = self.runtime.now() + self.chores.seconds
+
+    def take_over_chores(self) -> None:
+        """From now on the caller runs `chores.step` itself (tools)."""
+        while True:
+            with self._flag_lock:
+                if not self._choring:
+                    self._choring = True
+                    return
+            self.runtime.waiter().wait(0.01)
 
     def wait_current(self, timeout_seconds: float) -> bool:
         """Until a pass begun after this call is complete."""

@@ -19,8 +19,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from sharedfs_backend.files import FailureKind, FileFailure, Files
+from sharedfs_backend.context import Context
+from sharedfs_backend.files import FailureKind, FileFailure, Handle
 from sharedfs_backend.layout import (
     FORMAT_MAJOR,
     Begin,
@@ -30,15 +32,11 @@ from sharedfs_backend.layout import (
     Gone,
     PackCommit,
     Record,
-    Seal,
     encode_entry,
     journal_path,
     split_records,
 )
 from sharedfs_backend.ledger import Ledger, Pack
-from sharedfs_backend.rules import Rules
-from sharedfs_backend.runtime import Runtime
-from sharedfs_backend.stats import Stats
 
 log = logging.getLogger(__name__)
 
@@ -54,23 +52,15 @@ class Publisher:
     """Appends records under a writer id of its own making. Any thread may call `publish`."""
 
     def __init__(
-        self,
-        files: Files,
-        runtime: Runtime,
-        seal: Seal,
-        ledger: Ledger,
-        stats: Stats,
-        lease_seconds: float,
-        rules: Rules,
-        journal_bytes_max: int = JOURNAL_BYTES_MAX,
+        self, context: Context, ledger: Ledger, journal_bytes_max: int = JOURNAL_BYTES_MAX
     ) -> None:
-        self._files = files
-        self._runtime = runtime
-        self._seal = seal
+        self._files = context.files
+        self._runtime = context.runtime
+        self._seal = context.seal
+        self._stats = context.stats
+        self._rules = context.rules
+        self._slow_seconds = context.settings.lease_seconds / 2
         self._ledger = ledger
-        self._stats = stats
-        self._slow_seconds = lease_seconds / 2
-        self._rules = rules
         self._journal_bytes_max = journal_bytes_max
         self._lock = threading.Lock()
         self._queue: list[tuple[Sequence[Record], Done]] = []
@@ -105,8 +95,8 @@ class Publisher:
                     self._busy = False
                     return
             done = self._write([record for records, _ in batch for record in records])
-            for _, on_done in batch:
-                on_done(done)
+            for _, tell in batch:
+                tell(done)
 
     def ensure_writer(self, on_done: Done) -> None:
         """A journal exists under a current id: packs are named after it."""
@@ -262,14 +252,10 @@ class Publisher:
             entries=entries,
         )
 
-    def _close_quietly(self, handle: object) -> None:
-        try:
-            self._files.close(handle)  # type: ignore[arg-type] # the handle create returned
-        except FileFailure:
-            pass  # the write before it failed already and was counted
+    def _close_quietly(self, handle: Handle) -> None:
+        with suppress(FileFailure):  # the write before it failed already and was counted
+            self._files.close(handle)
 
     def _remove_quietly(self, writer: str) -> None:
-        try:
+        with suppress(FileFailure):  # a journal without a valid entry says nothing to anybody
             self._files.unlink(journal_path(writer))
-        except FileFailure:
-            pass  # a stray journal without a valid entry says nothing to anybody

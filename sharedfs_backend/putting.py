@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sharedfs_backend.capacity import Credits, Refusal
-from sharedfs_backend.files import FailureKind, FileFailure, Files
+from sharedfs_backend.context import Context
+from sharedfs_backend.files import FailureKind, FileFailure
 from sharedfs_backend.gate import Gate
 from sharedfs_backend.layout import (
     CHUNKS_PER_PACK_MAX,
@@ -28,14 +29,12 @@ from sharedfs_backend.layout import (
     LayoutDescriptor,
     PackCommit,
     PackName,
-    Seal,
     pack_digest,
 )
 from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.publisher import Publisher
 from sharedfs_backend.realms import Realm
-from sharedfs_backend.runtime import Lane, LaneFull, Runtime
-from sharedfs_backend.stats import Stats
+from sharedfs_backend.runtime import Lane, LaneFull
 from sharedfs_backend.writer import PackJob, PackWriter, WriteOutcome, WrittenPack
 
 PARALLEL_PACK_BYTES = 32 << 20
@@ -182,43 +181,35 @@ class Putter:
 
     def __init__(
         self,
-        files: Files,
-        runtime: Runtime,
-        seal: Seal,
+        context: Context,
         ledger: Ledger,
         publisher: Publisher,
         writer: PackWriter,
-        credits: Credits,
-        stats: Stats,
         *,
-        align_bytes: int,
-        linger_seconds: float,
-        linger_bytes_max: int,
-        queue_bytes_max: int,
-        buffer_ttl_seconds: float,
+        credits: Credits,
         pack_bytes_max: Callable[[], int],
-        unlink_own_failures: bool,
         audit: Callable[[Realm, list[Part]], None],
         on_refused: Callable[[Refusal], None],
         on_stored: Callable[[PackCommit], None],
         on_unpublished: Callable[[Sequence[PackName]], None],
         wake: Callable[[], None],
     ) -> None:
-        self._files = files
-        self._runtime = runtime
-        self._seal = seal
+        settings = context.settings
+        self._files = context.files
+        self._runtime = context.runtime
+        self._seal = context.seal
+        self._stats = context.stats
+        self._align_bytes = context.profile.align_bytes
+        self._unlink_own_failures = not context.profile.orphans_offline_only
+        self._linger_seconds = settings.linger_seconds
+        self._linger_bytes = min(settings.linger_bytes_max, LINGER_ENOUGH_BYTES)
+        self._queue_bytes_max = settings.queue_bytes_max
+        self._buffer_ttl_seconds = settings.buffer_ttl_seconds
         self._ledger = ledger
         self._publisher = publisher
         self._writer = writer
         self._credits = credits
-        self._stats = stats
-        self._align_bytes = align_bytes
-        self._linger_seconds = linger_seconds
-        self._linger_bytes = min(linger_bytes_max, LINGER_ENOUGH_BYTES)
-        self._queue_bytes_max = queue_bytes_max
-        self._buffer_ttl_seconds = buffer_ttl_seconds
         self._pack_bytes_max = pack_bytes_max
-        self._unlink_own_failures = unlink_own_failures
         self._audit = audit
         self._on_refused = on_refused
         self._on_stored = on_stored

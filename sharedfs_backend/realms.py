@@ -16,18 +16,17 @@ import logging
 import threading
 from dataclasses import dataclass
 
+from sharedfs_backend.context import Context
 from sharedfs_backend.exceptions import RealmRefused
-from sharedfs_backend.files import FailureKind, FileFailure, Files
+from sharedfs_backend.files import FailureKind, FileFailure
 from sharedfs_backend.layout import (
     REALMS,
     RealmDescriptor,
-    Seal,
     parse_realm_name,
     realm_path,
 )
 from sharedfs_backend.namespace import write_whole
 from sharedfs_backend.snapshots import recognised
-from sharedfs_backend.stats import Stats
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +48,10 @@ class Realm:
 class RealmTable:
     """The realms this process has opened. Thread-safe."""
 
-    def __init__(self, files: Files, seal: Seal, stats: Stats) -> None:
-        self._files = files
-        self._seal = seal
-        self._stats = stats
+    def __init__(self, context: Context) -> None:
+        self._files = context.files
+        self._seal = context.seal
+        self._stats = context.stats
         self._lock = threading.Lock()
         self._open: dict[tuple[bytes, bytes], Realm] = {}
 

@@ -16,19 +16,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from sharedfs_backend.files import FailureKind, FileFailure, Files
+from sharedfs_backend.context import Context
+from sharedfs_backend.files import FailureKind, FileFailure
 from sharedfs_backend.layout import (
     JOURNALS,
-    Seal,
     Stop,
     journal_path,
     parse_journal_name,
     scan,
 )
 from sharedfs_backend.ledger import Changes, Ledger
-from sharedfs_backend.runtime import Runtime
 from sharedfs_backend.snapshots import SnapshotReader, recognised
-from sharedfs_backend.stats import Stats
 
 READ_BYTES = 1 << 20
 POLL_BYTES_MAX = 64 << 20
@@ -47,25 +45,20 @@ class Refresher:
 
     def __init__(
         self,
-        files: Files,
-        runtime: Runtime,
-        seal: Seal,
+        context: Context,
         ledger: Ledger,
         snapshots: SnapshotReader,
-        stats: Stats,
-        refresh_seconds: float,
-        operations_per_second: int,
         on_changes: Callable[[Changes, str], None],
         on_pass: Callable[[float, float], None],
     ) -> None:
-        self._files = files
-        self._runtime = runtime
-        self._seal = seal
+        self._files = context.files
+        self._runtime = runtime = context.runtime
+        self._seal = context.seal
+        self._stats = context.stats
+        self._refresh_seconds = context.settings.refresh_seconds
+        self._rate = operations_per_second = context.settings.refresh_ops_per_second
         self._ledger = ledger
         self._snapshots = snapshots
-        self._stats = stats
-        self._refresh_seconds = refresh_seconds
-        self._rate = operations_per_second
         self._on_changes = on_changes
         self._on_pass = on_pass
         self._buffer = memoryview(bytearray(READ_BYTES))
@@ -159,7 +152,7 @@ class Refresher:
         self._todo.sort(key=lambda _: self._runtime.random_bytes(2))
 
     def _awaited(self, now: float) -> bool:
-        """A retired journal's rest is in a snapshot that this mount may not list yet: look again."""
+        """A retired journal's rest is in a snapshot that is perhaps not listed here yet: look."""
         for writer, until in list(self._awaiting.items()):
             if self._snapshots.covers(writer) or now > until:
                 del self._awaiting[writer]
@@ -232,7 +225,8 @@ class Refresher:
     def _take(self, writer: str, offset: int, data: bytes) -> None:
         found = scan(data, writer, offset, self._seal)
         now = self._runtime.now()
-        ends = [entry_offset for entry_offset, _ in found.entries[1:]] + [found.next_offset]
+        ends = [entry_offset for entry_offset, _ in found.entries[1:]]
+        ends += [found.next_offset] if found.entries else []
         for (_, records), end in zip(found.entries, ends, strict=True):
             changes = self._ledger.apply(writer, end, records, now)
             if changes.committed or changes.dropped:

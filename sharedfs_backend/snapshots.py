@@ -24,6 +24,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sharedfs_backend.context import Context
 from sharedfs_backend.files import FailureKind, FileFailure, Files
 from sharedfs_backend.layout import (
     SNAPSHOTS,
@@ -32,15 +33,11 @@ from sharedfs_backend.layout import (
     FormatError,
     PackName,
     PackState,
-    Seal,
     Snapshot,
     SnapshotName,
     decode_snapshot,
 )
 from sharedfs_backend.ledger import Ledger
-from sharedfs_backend.rules import Rules
-from sharedfs_backend.runtime import Runtime
-from sharedfs_backend.stats import Stats
 
 READ_BYTES = 4 << 20
 SNAPSHOT_BYTES_MAX = 4 << 30
@@ -91,21 +88,13 @@ class Adopted:
 class SnapshotReader:
     """Adopts every valid snapshot it has not seen. One thread at a time calls `read_new`."""
 
-    def __init__(
-        self,
-        files: Files,
-        runtime: Runtime,
-        seal: Seal,
-        ledger: Ledger,
-        stats: Stats,
-        rules: Rules,
-    ) -> None:
-        self._files = files
-        self._runtime = runtime
-        self._seal = seal
+    def __init__(self, context: Context, ledger: Ledger) -> None:
+        self._files = context.files
+        self._runtime = context.runtime
+        self._seal = context.seal
+        self._stats = context.stats
+        self._rules = context.rules
         self._ledger = ledger
-        self._stats = stats
-        self._rules = rules
         self._sizes: dict[str, int] = {}
         self._invalid: dict[SnapshotName, float] = {}
         self._covered: set[str] = set()

@@ -7,27 +7,23 @@ order of removals and its reasons stand in `snapshots`. Each `step` is one small
 
 from __future__ import annotations
 
-from sharedfs_backend.files import FailureKind, FileFailure, Files
-from sharedfs_backend.files.profile import Profile
+from sharedfs_backend.context import Context
+from sharedfs_backend.files import FailureKind, FileFailure
 from sharedfs_backend.layout import (
     EMPTY_TABLE,
     Coverage,
     FormatError,
     PackRows,
-    Seal,
-    SnapshotName,
-    SnapshotPack,
     PackState,
     Snapshot,
+    SnapshotName,
+    SnapshotPack,
     decode_snapshot,
     encode_snapshot,
     journal_path,
 )
 from sharedfs_backend.ledger import Ledger, Pack, WriterView
-from sharedfs_backend.rules import Rules
-from sharedfs_backend.runtime import Runtime
 from sharedfs_backend.snapshots import SNAPSHOT_BYTES_MAX, SnapshotReader, read_whole
-from sharedfs_backend.stats import Stats
 
 WRITE_BYTES = 8 << 20
 UNCOVERED_BYTES = 16 << 20
@@ -41,27 +37,16 @@ RETIRE_AFTER_LEASES = 4
 class Snapshotter:
     """See the module. One thread at a time calls its methods."""
 
-    def __init__(
-        self,
-        files: Files,
-        runtime: Runtime,
-        seal: Seal,
-        ledger: Ledger,
-        reader: SnapshotReader,
-        profile: Profile,
-        stats: Stats,
-        lease_seconds: float,
-        rules: Rules,
-    ) -> None:
-        self._files = files
-        self._runtime = runtime
-        self._seal = seal
+    def __init__(self, context: Context, ledger: Ledger, reader: SnapshotReader) -> None:
+        self._files = context.files
+        self._runtime = context.runtime
+        self._seal = context.seal
+        self._profile = context.profile
+        self._stats = context.stats
+        self._rules = context.rules
+        self._lease_seconds = context.settings.lease_seconds
         self._ledger = ledger
         self._reader = reader
-        self._profile = profile
-        self._stats = stats
-        self._lease_seconds = lease_seconds
-        self._rules = rules
 
     # -- whether -----------------------------------------------------------------------------
 
@@ -239,15 +224,14 @@ class Snapshotter:
                 continue
             if not view.ended and view.writer not in settled:
                 continue
-            if self._rules.journal_retired_when_covered:
-                if not view.covered and view.ended:
-                    continue
-                if self._covered(view.writer) < view.covered:
-                    continue
-            if not self._ledger.is_own(view.writer) or view.ended:
-                if self._unlink(journal_path(view.writer)):
-                    self._ledger.retire(view.writer)
-                    self._stats.add("journals_retired")
+            if self._ledger.is_own(view.writer) and not view.ended:
+                continue
+            covered = self._covered(view.writer) >= max(view.covered, 1 if view.ended else 0)
+            if not covered and self._rules.journal_retired_when_covered:
+                continue
+            if self._unlink(journal_path(view.writer)):
+                self._ledger.retire(view.writer)
+                self._stats.add("journals_retired")
 
     def _unlink(self, path: str) -> bool:
         try:

@@ -15,14 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sharedfs_backend.capacity import in_flight_bytes_max, low_watermark_bytes
-from sharedfs_backend.files import FailureKind, FileFailure, Files
+from sharedfs_backend.context import Context
+from sharedfs_backend.files import FailureKind, FileFailure
 from sharedfs_backend.layout import Drop, Gone, PackName
 from sharedfs_backend.ledger import Ledger, Pack
 from sharedfs_backend.publisher import Publisher
 from sharedfs_backend.retention import Candidate, plan
-from sharedfs_backend.rules import Rules
-from sharedfs_backend.runtime import Runtime
-from sharedfs_backend.stats import Stats
 
 UNLINKS_A_STEP = 64
 """So that one step of a long sweep does not hold up the other chores."""
@@ -33,34 +31,26 @@ class Sweeper:
 
     def __init__(
         self,
-        files: Files,
-        runtime: Runtime,
+        context: Context,
         ledger: Ledger,
         publisher: Publisher,
-        stats: Stats,
         *,
-        lease_seconds: float,
-        drop_delay_seconds: float,
-        high_ratio: float,
-        low_ratio: float,
-        in_flight_wanted_bytes: int,
         locked: Callable[[], frozenset[int]],
         on_dropped: Callable[[Iterable[Pack]], None],
-        rules: Rules,
     ) -> None:
-        self._files = files
-        self._runtime = runtime
+        settings = context.settings
+        self._files = context.files
+        self._runtime = context.runtime
+        self._stats = context.stats
+        self._rules = context.rules
+        self._lease_seconds = settings.lease_seconds
+        self._drop_delay_seconds = settings.drop_delay_seconds
+        self._high_ratio = settings.high_watermark_ratio
+        self._low_ratio = settings.low_watermark_ratio
         self._ledger = ledger
         self._publisher = publisher
-        self._stats = stats
-        self._lease_seconds = lease_seconds
-        self._drop_delay_seconds = drop_delay_seconds
-        self._high_ratio = high_ratio
-        self._low_ratio = low_ratio
-        self._in_flight_wanted_bytes = in_flight_wanted_bytes
         self._locked = locked
         self._on_dropped = on_dropped
-        self._rules = rules
         self._asked_at: float | None = None
         self._mine: set[PackName] = set()
         self._unrecorded: dict[PackName, float] = {}
@@ -108,7 +98,7 @@ class Sweeper:
         return not live or live[0] == self._publisher.writer
 
     def low_bytes(self, cap_bytes: int) -> int:
-        flight = in_flight_bytes_max(cap_bytes, self._in_flight_wanted_bytes)
+        flight = in_flight_bytes_max(cap_bytes)
         writers = max(1, self._ledger.unsettled_writers())
         return low_watermark_bytes(cap_bytes, self._low_ratio, writers, flight)
 
