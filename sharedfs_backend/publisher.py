@@ -159,6 +159,10 @@ class Publisher:
                 if failure.kind is not FailureKind.MISSING:
                     raise
                 handle = self._files.create(path)
+        self._write_and_close(handle, offset, parts)
+
+    def _write_and_close(self, handle: Handle, offset: int, parts: list[bytes]) -> None:
+        """A handle is closed once, also when that fails."""
         try:
             self._files.write(handle, offset, parts)
         except FileFailure:
@@ -188,10 +192,8 @@ class Publisher:
         except FileFailure as failure:
             return self._renewal_failed(writer, failure)
         try:
-            self._files.write(handle, 0, parts)
-            self._files.close(handle)
+            self._write_and_close(handle, 0, parts)
         except FileFailure as failure:
-            self._close_quietly(handle)
             self._remove_quietly(writer)
             return self._renewal_failed(writer, failure)
         end = self._runtime.now()
