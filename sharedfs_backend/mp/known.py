@@ -1,0 +1,125 @@
+"""The keys this process put into the store or got out of it: for listing, and for usage by salt.
+
+The catalog holds digests only, so LMCache's `list_l2_keys` and `bytes_by_cache_salt` can cover no
+more than what passed through this process. Each key is announced to LMCache's listeners once:
+`admit` says which keys of a store are new here. Bounded (I9): the oldest keys are let go, and the
+caller is told so that it can take them out of LMCache's books too.
+
+A page's cursor is the admission number of its last key: keys admitted or removed meanwhile shift
+nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+KNOWN_MAX = 131_072
+"""Keys remembered, at about 400 bytes each."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    number: int
+    size: int
+    announced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """Keys with their byte sizes, as LMCache's listeners take them."""
+
+    keys: list[Any]
+    sizes: list[int]
+
+
+class KnownKeys:
+    """ObjectKey -> size, in order of admission. Any thread; the lock is held around arithmetic."""
+
+    def __init__(self, limit: int = KNOWN_MAX) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._entries: dict[Any, _Entry] = {}
+        self._numbers: list[int] = []  # ascending; may name keys that are gone
+        self._keys: list[Any] = []  # parallel to _numbers
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def admit(
+        self, keys: Sequence[Any], sizes: Sequence[int], *, stored: bool
+    ) -> tuple[Sized, Sized]:
+        """(newly announced, let go). A loaded key (`stored=False`) is listed, not announced."""
+        fresh, gone = Sized([], []), Sized([], [])
+        with self._lock:
+            for key, size in zip(keys, sizes, strict=True):
+                entry = self._entries.get(key)
+                if entry is None:
+                    entry = self._insert(key, size)
+                if stored and not entry.announced:
+                    entry.announced, entry.size = True, size
+                    fresh.keys.append(key)
+                    fresh.sizes.append(size)
+            self._shrink(gone)
+        return fresh, gone
+
+    def remove(self, keys: Sequence[Any]) -> Sized:
+        """Forget keys; those that had been announced come back with their sizes."""
+        gone = Sized([], [])
+        with self._lock:
+            for key in keys:
+                self._drop(key, gone)
+        return gone
+
+    def page(
+        self, after: int, limit: int, model_name: str | None
+    ) -> tuple[list[tuple[Any, int]], int | None]:
+        """Up to `limit` (key, size) admitted after number `after`, and the next cursor."""
+        found: list[tuple[Any, int]] = []
+        last = after
+        with self._lock:
+            at = bisect_right(self._numbers, after)
+            for place in range(at, len(self._numbers)):
+                key, number = self._keys[place], self._numbers[place]
+                entry = self._entries.get(key)
+                if entry is None or entry.number != number:
+                    continue
+                if model_name is not None and key.model_name != model_name:
+                    continue
+                if len(found) == limit:
+                    return found, last
+                found.append((key, entry.size))
+                last = number
+        return found, None
+
+    def slice(self, after: int, limit: int) -> tuple[list[Any], int]:
+        """Up to `limit` keys after number `after`, and where to go on (-1: from the start)."""
+        rows, cursor = self.page(after, limit, None)
+        return [key for key, _size in rows], -1 if cursor is None else cursor
+
+    def _insert(self, key: Any, size: int) -> _Entry:
+        entry = self._entries[key] = _Entry(self._next, size, False)
+        self._numbers.append(self._next)
+        self._keys.append(key)
+        self._next += 1
+        return entry
+
+    def _drop(self, key: Any, gone: Sized) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None and entry.announced:
+            gone.keys.append(key)
+            gone.sizes.append(entry.size)
+
+    def _shrink(self, gone: Sized) -> None:
+        if len(self._entries) > self._limit:
+            surplus = len(self._entries) - self._limit
+            for key in list(self._entries)[:surplus]:
+                self._drop(key, gone)
+        if len(self._numbers) > 2 * self._limit:
+            kept = [(entry.number, key) for key, entry in self._entries.items()]
+            self._numbers = [number for number, _key in kept]
+            self._keys = [key for _number, key in kept]

@@ -1,0 +1,161 @@
+"""Which layout a lookup may ask for: what LMCache hints, what its objects say, what failed before.
+
+A lookup carries a hint for each object group; only the memory objects of a store or load tell the
+truth (drivers hint placeholders, and a serializer changes everything). So a hint is insisted on
+once this process has seen it on objects, and tried first while it has seen none; otherwise the
+lookup takes any layout, and the store hits only where there is one. A load that fails because the
+layout was another is remembered for its key, so that it costs one failed load and no more (I8).
+
+Under a serializer all objects are plain bytes, whatever the engine's dtype: there the engine's
+dtypes, as hinted, become part of the tensor format. Bounded maps (I9); one lock around arithmetic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sharedfs_backend.layout import LayoutDescriptor
+from sharedfs_backend.lmcache_common import layout_of, layouts_of_objects
+from sharedfs_backend.mp.realms import Slot
+
+MISMATCHES_MAX = 65_536
+"""Keys remembered to have another layout than ours, at about 200 bytes each."""
+
+GROUPS_MAX = 4096
+"""(model, object group) pairs with remembered layouts."""
+
+Group = tuple[Slot, int]
+
+
+@dataclasses.dataclass(slots=True)
+class _Seen:
+    hinted: set[tuple[str, ...]] = dataclasses.field(default_factory=set)
+    used: set[LayoutDescriptor] = dataclasses.field(default_factory=set)
+
+
+class LayoutBook:
+    """See the module's text. Any thread."""
+
+    def __init__(self, serialized: Callable[[], bool]) -> None:
+        self._serialized = serialized
+        self._lock = threading.Lock()
+        self._groups: OrderedDict[Group, _Seen] = OrderedDict()
+        self._hints: dict[int, tuple[Any, LayoutDescriptor | None]] = {}
+        self._mismatched: OrderedDict[tuple[bytes, bytes], LayoutDescriptor] = OrderedDict()
+
+    def of_objects(
+        self, slot: Slot, groups: Sequence[int], objects: Sequence[Any]
+    ) -> list[LayoutDescriptor]:
+        """The true layout of each object; from now on hints equal to one of them are believed."""
+        layouts = layouts_of_objects(objects)
+        named: dict[tuple[int, LayoutDescriptor], LayoutDescriptor] = {}
+        for group, layout in set(zip(groups, layouts, strict=True)):
+            named[group, layout] = self._note_used((slot, group), layout)
+        return [named[pair] for pair in zip(groups, layouts, strict=True)]
+
+    def sure(self, slot: Slot, group: int, desc: Any) -> LayoutDescriptor | None:
+        """The layout a lookup may insist on, from LMCache's MemoryLayoutDesc; None: any."""
+        hinted = self._read_hint(desc)
+        if hinted is None:
+            return None
+        with self._lock:
+            seen = self._seen((slot, group))
+            seen.hinted.add(hinted.dtypes)
+            if self._serialized():
+                tag = _serialized_format(seen.hinted)
+                found = [layout for layout in seen.used if layout.tensor_format == tag]
+                return found[0] if len(found) == 1 else None
+            for layout in seen.used:
+                if (layout.dtypes, layout.shapes) == (hinted.dtypes, hinted.shapes):
+                    return layout
+            return None
+
+    def trial(self, slot: Slot, group: int, desc: Any) -> LayoutDescriptor | None:
+        """The hint as it stands, as long as no object of the group has shown the truth."""
+        if self._serialized():
+            return None
+        with self._lock:
+            if self._seen((slot, group)).used:
+                return None
+        return self._read_hint(desc)
+
+    def in_use(self, slot: Slot, group: int) -> list[LayoutDescriptor]:
+        """Layouts this process has seen on the group's objects."""
+        with self._lock:
+            return list(self._seen((slot, group)).used)
+
+    def demand(
+        self, realm: bytes, digests: Sequence[bytes], wanted: Sequence[LayoutDescriptor | None]
+    ) -> list[LayoutDescriptor | None] | LayoutDescriptor | None:
+        """`wanted`, with what failed loads taught put where anything would do. One if all agree."""
+        first = wanted[0]
+        if (first is not None or not self._mismatched) and all(item is first for item in wanted):
+            return first
+        taught = self._mismatched
+        return [
+            layout if layout is not None else taught.get((realm, digest))
+            for digest, layout in zip(digests, wanted, strict=True)
+        ]
+
+    def mismatch(self, realm: bytes, digest: bytes, ours: LayoutDescriptor) -> None:
+        """A load wanted `ours` for this key and the store has it in another layout only."""
+        with self._lock:
+            self._mismatched[realm, digest] = ours
+            self._mismatched.move_to_end((realm, digest))
+            if len(self._mismatched) > MISMATCHES_MAX:
+                self._mismatched.popitem(last=False)
+
+    @property
+    def mismatches(self) -> int:
+        return len(self._mismatched)
+
+    def _note_used(self, group: Group, layout: LayoutDescriptor) -> LayoutDescriptor:
+        with self._lock:
+            seen = self._seen(group)
+            if self._serialized():
+                tag = _serialized_format(seen.hinted)
+                layout = dataclasses.replace(layout, tensor_format=tag)
+            if len(seen.used) >= 64:  # a driver that changes sizes; a real engine has one or two
+                seen.used.clear()
+            seen.used.add(layout)
+        return layout
+
+    def _seen(self, group: Group) -> _Seen:
+        seen = self._groups.setdefault(group, _Seen())
+        if len(self._groups) > GROUPS_MAX:
+            self._groups.popitem(last=False)
+        return seen
+
+    def _read_hint(self, desc: Any) -> LayoutDescriptor | None:
+        """Memoised by identity: LMCache hands in the same few descriptors for ever."""
+        if desc is None:
+            return None
+        known = self._hints.get(id(desc))
+        if known is not None and known[0] is desc:
+            return known[1]
+        try:
+            layout = layout_of(desc.shapes, desc.dtypes, "UNDEFINED")
+        except Exception:  # a placeholder of some other kind: it is a hint, no more
+            layout = None
+        with self._lock:
+            if len(self._hints) >= 1024:
+                self._hints.clear()
+            self._hints[id(desc)] = (desc, layout)
+        return layout
+
+
+def _serialized_format(hinted: set[tuple[str, ...]]) -> str:
+    """`serialized:<dtypes>`; without dtypes while no engine, or more than one kind, was seen."""
+    if len(hinted) != 1:
+        return "serialized"
+    (dtypes,) = hinted
+    return f"serialized:{'+'.join(sorted(set(dtypes)))}"
+
+
+def group_hints(groups: Sequence[int], descs: Mapping[int, Any] | None) -> dict[int, Any]:
+    """The hint of each object group in a call; None where LMCache gave none."""
+    return {group: (descs or {}).get(group) for group in set(groups)}
