@@ -21,6 +21,8 @@ IN_FLIGHT_SHARE_OF_CAP = 64
 writers leaves two thirds of it usable."""
 IN_FLIGHT_BYTES = 1 << 30
 """In-flight maximum where the cap is large: four packs of 256 MiB at once."""
+PACKS_IN_FLIGHT = 4
+"""Packs are cut so that this many fit into what may be in flight."""
 CREDIT_PASSES = 2.5
 """A credit older than this many passes is void: usage may have moved on without us."""
 
@@ -28,6 +30,11 @@ CREDIT_PASSES = 2.5
 def in_flight_bytes_max(cap_bytes: int) -> int:
     """What one writer may have written and not yet published, in bytes."""
     return max(1, min(IN_FLIGHT_BYTES, cap_bytes // IN_FLIGHT_SHARE_OF_CAP))
+
+
+def pack_bytes_max(cap_bytes: int) -> int:
+    """Payload of a pack such that several fit into what may be in flight, headers included."""
+    return max(1, in_flight_bytes_max(cap_bytes) // PACKS_IN_FLIGHT)
 
 
 def share(cap_bytes: int, usage_bytes: int, writers: int, in_flight_max: int) -> int:
@@ -45,7 +52,8 @@ class Refusal(enum.Enum):
     """Why a reservation was refused."""
 
     STALE = "no complete pass over the journals lately"
-    FULL = "not enough credit below the cap"
+    SPENT = "this pass's credit is spent"
+    FULL = "no room below the cap"
 
 
 class Credits:
@@ -57,7 +65,8 @@ class Credits:
         self._in_flight_counts = in_flight_counts
         self._capped = False
         self._credit_bytes = 0
-        self._valid_until = 0.0
+        self._granted_bytes = 0
+        self._valid_until = float("-inf")
         self._in_flight_bytes = 0
 
     @property
@@ -72,6 +81,7 @@ class Credits:
         """A pass is complete: a new share, less what is already in flight."""
         with self._lock:
             held = self._in_flight_bytes if self._in_flight_counts else 0
+            self._granted_bytes = share_bytes
             self._credit_bytes = max(0, share_bytes - held)
             self._valid_until = now + max(self._valid_seconds, CREDIT_PASSES * pass_seconds)
 
@@ -82,7 +92,7 @@ class Credits:
                 if now > self._valid_until:
                     return Refusal.STALE
                 if nbytes > self._credit_bytes:
-                    return Refusal.FULL
+                    return Refusal.SPENT if nbytes <= self._granted_bytes else Refusal.FULL
                 self._credit_bytes -= nbytes
             self._in_flight_bytes += nbytes
             return None

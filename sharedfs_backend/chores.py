@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 SETTINGS_SECONDS = 30.0
 STEP_SECONDS_MAX = 1.0
+ORPHAN_SLICE_SECONDS = 1.0
+"""Of an orphan pass at a time, so that the other chores get their turn."""
 ORPHAN_PASS_LEASES = 4
 """A pass over all packs every so many leases, and whenever a writer died."""
 
@@ -107,7 +109,7 @@ class Chores:
 
     def _look_for_orphans(self, now: float) -> None:
         capped = self._cap_bytes() is not None
-        first = capped and not self._orphans.judged_once and self._publisher.writer is not None
+        first = capped and not self._orphans.judged_once
         leader = self._sweeper.is_leader()
         unsettled = leader and any(
             view.writer not in self._orphans.settled
@@ -123,7 +125,8 @@ class Chores:
             self._orphans.begin()
             if periodic:
                 self._next_orphans = now + ORPHAN_PASS_LEASES * self._lease_seconds
-        self._orphans.step()
+        while self._orphans.step() and self._runtime.now() - now < ORPHAN_SLICE_SECONDS:
+            pass  # each step is a part of the pass
 
     def _keep_snapshots(self, now: float) -> None:
         writer = self._publisher.writer

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from sharedfs_backend.auditor import Auditor
 from sharedfs_backend.buffers import BufferPool
-from sharedfs_backend.capacity import Credits, Refusal, in_flight_bytes_max, share
+from sharedfs_backend.capacity import Credits, Refusal, in_flight_bytes_max, pack_bytes_max, share
 from sharedfs_backend.catalog import Catalog
 from sharedfs_backend.chores import Chores
 from sharedfs_backend.context import Context
@@ -250,7 +250,7 @@ class Parts:
     def _pack_bytes_max(self) -> int:
         limit = self.settings.pack_bytes_max or self.profile.pack_bytes_max
         if self._cap_bytes is not None:
-            limit = min(limit, in_flight_bytes_max(self._cap_bytes))
+            limit = min(limit, pack_bytes_max(self._cap_bytes))
         return limit
 
     def _missed(self) -> None:
