@@ -59,6 +59,10 @@ class Chaos:
     rates: Rates = field(default_factory=Rates)
     exempt: set[str] = field(default_factory=set)  # operations, e.g. while a namespace is made
     kills_left: int = 1_000_000
+    spared: Callable[[Client], bool] = lambda _client: False
+    """Clients that may be killed or frozen, but whose operations do not fail."""
+    disturbed: dict[str, float] = field(default_factory=dict)
+    """Until when (world time) a client was last frozen, or an operation of it went wrong."""
     on_operation: list[Callable[[Client, str, str], Fault | None]] = field(default_factory=list)
     quiet: bool = False
 
@@ -84,6 +88,10 @@ class Chaos:
             dice -= rate
         return None
 
+    def _disturb(self, client: Client, seconds: float = 0.0) -> None:
+        until = self.world.time + seconds
+        self.disturbed[client.name] = max(until, self.disturbed.get(client.name, 0.0))
+
     def _kill(self, client: Client, _op: str) -> None:
         if self.kills_left > 0:
             self.kills_left -= 1
@@ -95,19 +103,28 @@ class Chaos:
 
     def _freeze(self, client: Client, _op: str) -> None:
         seconds = log_uniform(self.world, *self.rates.freeze_seconds)
+        self._disturb(client, seconds)
         self.world.freeze(client, seconds, machine=self.world.random.random() < 0.5)
 
-    def _fail(self, _client: Client, op: str) -> Fault | None:
-        if op in self.exempt:
+    def _fail(self, client: Client, op: str) -> Fault | None:
+        if op in self.exempt or self.spared(client):
             return None
+        self._disturb(client)
         kind = self.world.random.choice(self.rates.kinds)
         return Fault(kind, self.world.random.choice(list(When)))
 
-    def _hang(self, _client: Client, _op: str) -> Fault:
-        return Fault(None, seconds=log_uniform(self.world, *self.rates.hang_seconds))
+    def _hang(self, client: Client, _op: str) -> Fault | None:
+        if self.spared(client):
+            return None
+        seconds = log_uniform(self.world, *self.rates.hang_seconds)
+        self._disturb(client, seconds)
+        return Fault(None, seconds=seconds)
 
-    def _short(self, _client: Client, op: str) -> Fault | None:
-        return Fault(None, short=True) if op == "read" else None
+    def _short(self, client: Client, op: str) -> Fault | None:
+        if op != "read" or self.spared(client):
+            return None
+        self._disturb(client)
+        return Fault(None, short=True)
 
 
 def log_uniform(world: World, low: float, high: float) -> float:

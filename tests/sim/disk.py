@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tests.sim.quirks import Quirks
 from tests.sim.world import Client, World
@@ -28,6 +29,12 @@ class Write:
     time: float
     offset: int
     data: bytes
+
+
+class OpenFile(Protocol):
+    """A handle open for writing, as far as the disk looks at it."""
+
+    def is_others(self, client: Client) -> bool: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -52,14 +59,14 @@ class Disk:
     def __init__(self, world: World, quirks: Quirks) -> None:
         self.world, self.quirks = world, quirks
         self.nodes: dict[str, Inode] = {}
-        self.directories: set[str] = {""}
+        self.directories: dict[str, set[str]] = {"": set()}
         self.ever: dict[str, str] = {}
         self.unlinked: dict[str, float] = {}
         self.bytes_total = self.bytes_highest = 0
         self.cap_bytes: int | None = None
         self.capacity_bytes: int | None = None  # the device's size: beyond it NO_SPACE
         self.violations: list[str] = []
-        self.writers: dict[int, list[object]] = {}
+        self.writers: dict[int, list[OpenFile]] = {}
         self.on_write: list[Callable[[Inode, str, int, int], None]] = []
         self.on_unlink: list[Callable[[str, str], None]] = []
         self._numbers = 0
@@ -82,11 +89,14 @@ class Disk:
         node.doomed = self.quirks.recreate_loses_data and path in self.unlinked
         self.ever.setdefault(path, client.name)
         self.nodes[path] = node
+        self._link(path)
         return node
 
     def unlink(self, client: Client, path: str, writers: int) -> None:
         """Remove a name that exists. `writers`: handles of other clients still open for writing."""
         node = self.nodes.pop(path)
+        directory, _, name = path.rpartition("/")
+        self.directories[directory].discard(name)
         node.linked = False
         self.unlinked[path] = self.world.time
         self.bytes_total -= len(node.data)
@@ -95,11 +105,19 @@ class Disk:
         for call in self.on_unlink:
             call(path, client.name)
 
+    def make_dir(self, path: str) -> None:
+        """A directory below an existing one."""
+        if path not in self.directories:
+            self.directories[path] = set()
+            self._link(path)
+
     def children(self, path: str) -> list[str]:
-        """Base names below a directory."""
-        prefix = f"{path}/" if path else ""
-        names = [n for n in [*self.nodes, *self.directories] if n and n.startswith(prefix)]
-        return sorted({n[len(prefix) :] for n in names if "/" not in n[len(prefix) :]})
+        """Base names in a directory."""
+        return sorted(self.directories[path])
+
+    def _link(self, path: str) -> None:
+        directory, _, name = path.rpartition("/")
+        self.directories[directory].add(name)
 
     # -- bytes ----------------------------------------------------------------------------------
 
@@ -151,7 +169,11 @@ class Disk:
     def crashed(self, world: World, choice: random.Random) -> Disk:
         """A copy of this disk as a crash of every machine may leave it, for another world."""
         copy = Disk(world, self.quirks)
-        copy.directories, copy._numbers = set(self.directories), self._numbers
+        copy._numbers = self._numbers
+        for directory in self.directories:
+            copy.directories.setdefault(directory, set())
+            if directory:
+                copy._link(directory)
         copy.ever, copy.unlinked = dict(self.ever), dict.fromkeys(self.unlinked, 0.0)
         for path, node in self.nodes.items():
             if not node.settled and node.unsettled and choice.random() < 0.1:
@@ -160,6 +182,7 @@ class Disk:
             made.data = after_crash(node, self.quirks.unsettled, choice)
             made.settled = bytes(made.data)
             copy.nodes[path] = made
+            copy._link(path)
             copy.bytes_total += len(made.data)
         return copy
 

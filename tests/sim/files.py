@@ -37,9 +37,14 @@ class SimHandle:
     path: str
     inode: Inode
     writable: bool
+    client: Client
     frozen: bytes | None = None  # close-to-open: what this handle sees
     calls: int = 0
     closed: bool = False
+
+    def is_others(self, client: Client) -> bool:
+        """Another process, frozen or not, may still write through it."""
+        return self.client is not client and not self.client.dead
 
 
 @dataclass(slots=True)
@@ -126,7 +131,10 @@ class SimFiles:
             self.disk.violate(f"{self.client} closes {file.path} with calls in flight")
         file.closed = True
         self.handles.discard(file)
-        self._op("close", file.path, lambda: self._close(file))
+        try:
+            self._op("close", file.path, lambda: self._close(file))
+        finally:
+            self._let_go(file)
 
     def unlink(self, path: str) -> None:
         checked_path(path, "unlink")
@@ -265,7 +273,7 @@ class SimFiles:
         return node
 
     def _handle(self, path: str, node: Inode, *, writable: bool) -> SimHandle:
-        handle = SimHandle(path, node, writable)
+        handle = SimHandle(path, node, writable, self.client)
         self.handles.add(handle)
         if writable:
             self.disk.writers.setdefault(node.number, []).append(handle)
@@ -336,10 +344,14 @@ class SimFiles:
         for pending in mine:
             self._send(pending)
 
+    def _let_go(self, file: SimHandle) -> None:
+        """Whether close succeeded or not, the handle is gone."""
+        if file.writable:
+            self.disk.writers[file.inode.number].remove(file)
+
     def _close(self, file: SimHandle) -> None:
         self._write_back(file.inode)
         if file.writable:
-            self.disk.writers[file.inode.number].remove(file)
             if self.quirks.close_settles:
                 self.disk.settle(file.inode)
             if file.inode.creator == self.client.name:
@@ -349,7 +361,7 @@ class SimFiles:
         node = self.disk.nodes.get(path)
         if node is None:
             raise self._failure(FailureKind.MISSING, "unlink", path)
-        others = [h for h in self.disk.writers.get(node.number, ()) if h not in self.handles]
+        others = [h for h in self.disk.writers.get(node.number, ()) if h.is_others(self.client)]
         self._listings.pop(path.rpartition("/")[0], None)
         self.disk.unlink(self.client, path, len(others))
 
@@ -379,4 +391,4 @@ class SimFiles:
             raise self._failure(FailureKind.MISSING, "mkdir", path)
         if path in self.disk.nodes:
             raise self._failure(FailureKind.EXISTS, "mkdir", path)
-        self.disk.directories.add(path)
+        self.disk.make_dir(path)

@@ -76,7 +76,7 @@ class SimLock:
             self._depth += 1
             return True
         deadline = None if timeout < 0 else world.time + timeout
-        while self._owner is not None:
+        while self._owner is not None and not self._owner.client.dead:
             if not blocking or (deadline is not None and world.time >= deadline):
                 return False
             self._waiting.append(task)

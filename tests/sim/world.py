@@ -45,6 +45,7 @@ class Client:
         self.frozen_until = 0.0
         self.machine_frozen = False  # then even calls inside the kernel stand still
         self.ordered: dict[int, Task] = {}
+        self.parked: list[tuple[Task, int]] = []  # what became due while it was frozen
 
     def now(self) -> float:
         """Seconds on this client's own monotonic clock."""
@@ -147,6 +148,17 @@ class World:
         self.say(client, f"frozen for {seconds:.3f} s{' with its machine' if machine else ''}")
         client.frozen_until = max(client.frozen_until, self.time + seconds)
         client.machine_frozen = machine
+        self.at(client.frozen_until, lambda: self.thaw(client))
+
+    def thaw(self, client: Client, *, early: bool = False) -> None:
+        """Let a frozen client go on, if its time has come or it is to come `early`."""
+        if self.time < client.frozen_until and not early:
+            return
+        client.frozen_until = self.time
+        parked, client.parked = client.parked, []
+        for task, token in parked:
+            if token == task.token:
+                self._push(self.time + self.random.random() * JITTER_SECONDS, task)
 
     def kill(self, client: Client) -> None:
         """All tasks of `client` see SimKilled from now on."""
@@ -157,6 +169,7 @@ class World:
         for task in client.ordered.values():
             if task is not self.current:
                 self.wake(task)
+        client.parked.clear()
         if self.current.client is client:
             raise SimKilled(client.name)
 
@@ -265,7 +278,7 @@ class World:
             client = task.client
             frozen = client.frozen_until > time and not client.dead
             if frozen and (client.machine_frozen or not task.in_kernel):
-                self._push(client.frozen_until + self.random.random() * JITTER_SECONDS, task)
+                client.parked.append((task, token))
                 continue
             self.time = max(self.time, time)
             self.steps += 1

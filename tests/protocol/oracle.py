@@ -1,0 +1,113 @@
+"""The all-knowing observer: reads every record the moment it reaches the disk.
+
+It knows, without asking any process, which packs were committed, dropped and said to be gone, and
+when (in the world's time). It judges unlinks at once: a committed pack may be unlinked only after
+its drop record, a journal or snapshot at any time (what that costs is found by the final checks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sharedfs_backend.layout import (
+    Commit,
+    Drop,
+    Gone,
+    PackName,
+    Record,
+    Seal,
+    parse_journal_name,
+    scan,
+)
+from tests.sim.disk import Disk, Inode
+
+
+@dataclass(slots=True)
+class PackFacts:
+    """What happened to one name, in world seconds."""
+
+    name: PackName
+    realm: bytes = b""
+    keys: tuple[bytes, ...] = ()
+    committed: float | None = None
+    told: float | None = None  # a process was told that its store succeeded
+    dropped: float | None = None
+    gone: float | None = None
+    unlinked: float | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.committed is not None and self.dropped is None and self.gone is None
+
+
+@dataclass(slots=True)
+class Oracle:
+    """Watches one disk."""
+
+    disk: Disk
+    seal: Seal
+    unrecorded_unlinks: bool = False  # a full disk may force an unlink before its record
+    vandalised: set[str] = field(default_factory=set)  # paths that the test itself removed
+    packs: dict[PackName, PackFacts] = field(default_factory=dict)
+    by_key: dict[bytes, list[PackName]] = field(default_factory=dict)
+
+    def watch(self) -> None:
+        self.disk.on_write.append(self._wrote)
+        self.disk.on_unlink.append(self._unlinked)
+
+    def facts(self, name: PackName) -> PackFacts:
+        return self.packs.setdefault(name, PackFacts(name))
+
+    def _wrote(self, node: Inode, _client: str, offset: int, length: int) -> None:
+        if not node.path.startswith("journals/") or not node.linked:
+            return
+        writer = parse_journal_name(node.path)
+        start = offset - offset % 4096
+        data = bytes(node.data[start : offset + length])
+        now = self.disk.world.time
+        for _, records in scan(data, writer, start, self.seal).entries:
+            for record in records:
+                self.disk.world.say(writer[:8], told(record))
+                if isinstance(record, Commit):
+                    for pack in record.packs:
+                        self._commit(pack.name, pack.realm, [e.key for e in pack.entries], now)
+                elif isinstance(record, Drop):
+                    for name in record.names:
+                        facts = self.facts(name)
+                        facts.dropped = now if facts.dropped is None else facts.dropped
+                elif isinstance(record, Gone):
+                    for name in record.names:
+                        facts = self.facts(name)
+                        facts.gone = now if facts.gone is None else facts.gone
+
+    def _commit(self, name: PackName, realm: bytes, keys: list[bytes], now: float) -> None:
+        facts = self.facts(name)
+        if facts.committed is not None:
+            return
+        facts.committed, facts.realm, facts.keys = now, realm, tuple(keys)
+        for key in keys:
+            self.by_key.setdefault(key, []).append(name)
+        if name.path not in self.disk.nodes and facts.live and name.path not in self.vandalised:
+            self.disk.violate(f"{name.path} is committed but does not exist")
+
+    def _unlinked(self, path: str, who: str) -> None:
+        if not path.startswith("packs/") or path in self.vandalised:
+            return
+        facts = self.facts(PackName.parse(path))
+        facts.unlinked = self.disk.world.time
+        # A writer whose append failed does not know whether its pack was published. Nobody was
+        # promised it, so its writer may remove it and record that afterwards.
+        own = facts.told is None and self.disk.ever.get(path) == who
+        if facts.live and not own and not self.unrecorded_unlinks:
+            self.disk.violate(f"{who} unlinks {path}, committed and never dropped")
+
+
+def told(record: Record) -> str:
+    """A record as a line of the transcript."""
+    match record:
+        case Commit(packs=packs):
+            return f"COMMIT {' '.join(pack.name.path[6:] for pack in packs)}"
+        case Drop(names=names) | Gone(names=names):
+            return f"{type(record).__name__.upper()} {' '.join(name.path[6:] for name in names)}"
+        case _:
+            return type(record).__name__.upper()

@@ -1,0 +1,66 @@
+"""A scenario: everything that one simulated run depends on besides its seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from sharedfs_backend.rules import Rules
+from sharedfs_backend.settings import Settings
+from tests.sim.chaos import Rates
+from tests.sim.quirks import Quirks, load
+
+LEASE_SECONDS = 24.0
+REAL_LEASE_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Times in world seconds; file-system times of the quirk file shrink with the lease."""
+
+    fs: str = "posix"
+    clients: int = 4
+    seconds: float = 90.0
+    settle_seconds: float = 0.0  # after the last trouble, before the final checks
+    documents: int = 6
+    chunks_max: int = 8
+    think_seconds: float = 4.0
+    cap_bytes: int | None = None
+    rates: Rates = field(default_factory=Rates)
+    restart_seconds: float = 10.0
+    cancel_rate: float = 0.1
+    vandal_rate: float = 0.0  # per second: some file is deleted or garbled by nobody
+    graceful_rate: float = 0.05  # of the requests: close the store and start again
+    rules: Rules = field(default_factory=Rules)
+
+    @property
+    def is_calm(self) -> bool:
+        """Nothing goes wrong in it: then a hit of a lookup must be a hit of the load."""
+        return self.rates == Rates() and not self.vandal_rate
+
+    def quirks(self) -> Quirks:
+        """The file system's quirks, in this scenario's time scale."""
+        found = load(self.fs)
+        scale = LEASE_SECONDS / REAL_LEASE_SECONDS
+        return replace(
+            found,
+            listing_stale_seconds=found.listing_stale_seconds * scale,
+            lookup_stale_seconds=found.lookup_stale_seconds * scale,
+        )
+
+    def settings(self) -> Settings:
+        """Real settings with short times, and a cap below what a site may configure."""
+        settings = Settings(
+            root="/simulated",
+            lease_seconds=LEASE_SECONDS,
+            drop_delay_seconds=4.0,
+            refresh_seconds=1.0,
+            load_deadline_seconds=2.5,
+            linger_seconds=0.02,
+            buffer_ttl_seconds=10.0,
+            pack_bytes_max=64 << 10,
+            buffer_bytes_max=8 << 20,
+            open_files_max=8,
+            profile=self.fs,
+        )
+        object.__setattr__(settings, "cap_bytes", self.cap_bytes)
+        return settings

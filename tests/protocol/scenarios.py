@@ -1,0 +1,47 @@
+"""The scenarios by name: each stresses one part of the protocol; together, all of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.protocol.scenario import Scenario
+from tests.sim.chaos import Rates
+
+FREEZES = (0.5, 150.0)  # from half a refresh to six leases
+HANGS = (0.5, 60.0)
+
+CALM = Scenario()
+FREEZING = replace(CALM, rates=Rates(kill=0.001, freeze=0.003, freeze_seconds=FREEZES))
+FAULTY = replace(
+    CALM,
+    rates=Rates(
+        kill=0.0005,
+        freeze=0.001,
+        freeze_seconds=FREEZES,
+        fail=0.02,
+        hang=0.004,
+        hang_seconds=HANGS,
+        short_read=0.01,
+    ),
+)
+CAPPED = replace(FREEZING, cap_bytes=1500 << 10, documents=16, think_seconds=2.0)
+CROWDED = replace(CAPPED, clients=8, cap_bytes=2500 << 10, seconds=60.0)
+RESTARTING = replace(
+    CALM,
+    seconds=250.0,
+    think_seconds=8.0,
+    restart_seconds=4.0,
+    graceful_rate=0.2,
+    rates=Rates(kill=0.003, freeze=0.001, freeze_seconds=FREEZES),
+)
+VANDALISED = replace(FREEZING, vandal_rate=0.2, cap_bytes=3 << 20)
+
+SCENARIOS: dict[str, Scenario] = {
+    "calm": CALM,
+    "freezing": FREEZING,
+    "faulty": FAULTY,
+    "capped": CAPPED,
+    "crowded": CROWDED,
+    "restarting": RESTARTING,
+    "vandalised": VANDALISED,
+}
