@@ -32,7 +32,7 @@ def guarded(
     """Answer `default(self, *args)` instead of raising; `allowed` is what LMCache expects."""
 
     def wrap(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-        def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
             try:
                 return method(self, *args, **kwargs)
             except allowed:

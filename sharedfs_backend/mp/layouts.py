@@ -89,16 +89,23 @@ class LayoutBook:
             return list(self._seen((slot, group)).used)
 
     def demand(
-        self, realm: bytes, digests: Sequence[bytes], wanted: Sequence[LayoutDescriptor | None]
+        self,
+        realm: bytes,
+        digests: Sequence[bytes],
+        groups: Sequence[int],
+        wanted: Mapping[int, LayoutDescriptor | None],
     ) -> list[LayoutDescriptor | None] | LayoutDescriptor | None:
-        """`wanted`, with what failed loads taught put where anything would do. One if all agree."""
-        first = wanted[0]
-        if (first is not None or not self._mismatched) and all(item is first for item in wanted):
-            return first
+        """What to ask the store for: each key's group's layout, or what a failed load taught.
+
+        `groups` is one for each key, `wanted` by group. One layout if it is the same for all.
+        """
+        layouts = set(wanted.values())
+        if len(layouts) == 1 and not (None in layouts and self._mismatched):
+            return layouts.pop()
         taught = self._mismatched
         return [
-            layout if layout is not None else taught.get((realm, digest))
-            for digest, layout in zip(digests, wanted, strict=True)
+            wanted[group] or taught.get((realm, digest))
+            for digest, group in zip(digests, groups, strict=True)
         ]
 
     def mismatch(self, realm: bytes, digest: bytes, ours: LayoutDescriptor) -> None:
@@ -154,8 +161,3 @@ def _serialized_format(hinted: set[tuple[str, ...]]) -> str:
         return "serialized"
     (dtypes,) = hinted
     return f"serialized:{'+'.join(sorted(set(dtypes)))}"
-
-
-def group_hints(groups: Sequence[int], descs: Mapping[int, Any] | None) -> dict[int, Any]:
-    """The hint of each object group in a call; None where LMCache gave none."""
-    return {group: (descs or {}).get(group) for group in set(groups)}

@@ -78,7 +78,7 @@ class _Grant:
     __slots__ = ("expires", "held")
 
     def __init__(self, keys: Sequence[Any], expires: float) -> None:
-        self.held = {id(key): key for key in keys}
+        self.held = dict(zip(map(id, keys), keys, strict=True))
         self.expires = expires
 
 
@@ -156,7 +156,7 @@ class Leases:
             self._settle()
 
     def _release(self, keys: Sequence[Any]) -> list[tuple[Load, set[int]]]:
-        ids = {id(key): key for key in keys}
+        ids = dict(zip(map(id, keys), keys, strict=True))
         near = [load for load in self._open.values() if not load.ids.isdisjoint(ids)]
         if not near:
             hashes = [key.chunk_hash for key in keys]

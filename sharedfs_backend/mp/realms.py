@@ -49,6 +49,9 @@ class Identity(Protocol):
     @property
     def verified(self) -> bool: ...
 
+    @property
+    def note(self) -> str: ...
+
 
 def slot_of(key: Any) -> Slot:
     """Which realm an ObjectKey belongs to."""
@@ -122,13 +125,7 @@ class Realms:
         try:
             identity = self._identify(model)
             if not identity.verified:
-                log.warning(
-                    "sharedfs: the weights of %r cannot be identified; replicas share by the name "
-                    "%r alone. Set model_identity (or model_aliases) to something that changes "
-                    "with the weights, or strict_identity to keep this model private.",
-                    model,
-                    identity.text,
-                )
+                log.warning("sharedfs: model %r: %s", model, identity.note)
             return self._store.realm(
                 RealmDescriptor(
                     model_identity=identity.text,

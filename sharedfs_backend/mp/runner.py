@@ -21,7 +21,7 @@ from sharedfs_backend.lmcache_common import Memory, Unreadable
 from sharedfs_backend.loading import LoadItem, LoadTask
 from sharedfs_backend.mp.calls import Part, Pending, Splitter
 from sharedfs_backend.mp.known import KnownKeys
-from sharedfs_backend.mp.layouts import LayoutBook, group_hints
+from sharedfs_backend.mp.layouts import LayoutBook
 from sharedfs_backend.mp.leases import Leases, Load
 from sharedfs_backend.mp.results import Outbox
 from sharedfs_backend.putting import PutItem, PutTask
@@ -106,18 +106,20 @@ class Runner:
 
     def _find(self, keys: Sequence[Any], part: Part, descs: Any) -> list[bool]:
         groups = [keys[place].object_group_id for place in part.places]
-        hints = group_hints(groups, descs)
+        hints = {group: (descs or {}).get(group) for group in set(groups)}
         sure = {group: self._layouts.sure(part.slot, group, desc) for group, desc in hints.items()}
         trial = {group: self._layouts.trial(part.slot, group, hints[group]) for group in sure}
         if any(trial.values()):  # a hint no object has confirmed yet: true if it finds anything
-            wanted = [sure[group] or trial[group] for group in groups]
-            found = self._ask(part, wanted)
+            both = {group: sure[group] or trial[group] for group in sure}
+            found = self._ask(part, groups, both)
             if any(found):
                 return found
-        return self._ask(part, [sure[group] for group in groups])
+        return self._ask(part, groups, sure)
 
-    def _ask(self, part: Part, wanted: list[LayoutDescriptor | None]) -> list[bool]:
-        demand = self._layouts.demand(part.realm.digest, part.digests, wanted)
+    def _ask(
+        self, part: Part, groups: list[int], wanted: dict[int, LayoutDescriptor | None]
+    ) -> list[bool]:
+        demand = self._layouts.demand(part.realm.digest, part.digests, groups, wanted)
         found: list[bool] = self._store.lookup(
             part.digests, realm=part.realm, layouts=demand, lock=True
         )

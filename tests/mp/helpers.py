@@ -20,6 +20,7 @@ WAIT_SECONDS = 20.0  # a limit for a broken run; nothing waits this long in a go
 class FakeIdentity:
     text: str
     verified: bool = True
+    note: str = ""
 
 
 def identify(name: str) -> FakeIdentity:

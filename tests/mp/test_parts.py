@@ -228,7 +228,7 @@ def test_mismatches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(3):
         book.mismatch(b"r", bytes([n]), ours)
     assert book.mismatches == 2
-    assert book.demand(b"r", [b"\0", b"\2"], [None, None]) == [None, ours]
+    assert book.demand(b"r", [b"\0", b"\2"], [0, 0], {0: None}) == [None, ours]
 
 
 def test_serializers_with_other_settings_have_other_tags() -> None:
