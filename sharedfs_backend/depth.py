@@ -11,8 +11,6 @@ Not thread-safe; the reader guards it.
 
 from __future__ import annotations
 
-import math
-
 MEMORY_COPY_SHARE = 2.0
 """A read that takes no longer than this many times verify-and-copy came from a page cache: the
 kernel's copy costs about as much as ours. Only what goes beyond is waiting."""
@@ -27,27 +25,24 @@ MEMORY = 1 / 8
 class ReadDepth:
     """`value` is the depth to use now; `observe` a finished piece."""
 
-    __slots__ = ("_busy_seconds", "_cores", "_waiting_seconds", "depth_max", "value")
+    __slots__ = ("_cores", "_ratio", "_ratio_max", "depth_max", "value")
 
     def __init__(self, cores: int, depth_max: int) -> None:
         self._cores = max(1, cores)
         self.depth_max = max(1, depth_max)
-        self._waiting_seconds = 0.0
-        self._busy_seconds = 0.0
+        self._ratio = 0.0
+        self._ratio_max = self.depth_max / (SLACK * self._cores)
         self.value = min(self.depth_max, 4 * self._cores)
         """Before anything is known: enough that a slow mount answers a few times at once."""
 
     def observe(self, read_seconds: float, busy_seconds: float) -> int:
         """The new depth, a piece's reads having taken `read_seconds` and the rest of its work
-        `busy_seconds`."""
-        waiting = max(0.0, read_seconds - MEMORY_COPY_SHARE * busy_seconds)
-        self._waiting_seconds += MEMORY * (waiting - self._waiting_seconds)
-        self._busy_seconds += MEMORY * (busy_seconds - self._busy_seconds)
-        if self._waiting_seconds <= 0.0:
-            per_core = 1.0
-        elif self._busy_seconds <= 0.0:
-            per_core = float(self.depth_max)
-        else:
-            per_core = 1.0 + SLACK * self._waiting_seconds / self._busy_seconds
-        self.value = min(self.depth_max, math.ceil(min(self.depth_max, self._cores * per_core)))
+        `busy_seconds`. One that took for ever counts no more than the deepest useful depth asks."""
+        waiting = read_seconds - MEMORY_COPY_SHARE * busy_seconds
+        ratio = 0.0
+        if waiting > 0.0:
+            ratio = min(self._ratio_max, waiting / max(busy_seconds, 1e-9))
+        self._ratio += MEMORY * (ratio - self._ratio)
+        wanted = self._cores * (1.0 + SLACK * self._ratio)
+        self.value = max(1, min(self.depth_max, round(wanted)))
         return self.value

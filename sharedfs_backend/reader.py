@@ -167,7 +167,7 @@ class PackReader:
             handle = self._files.open_read(piece.pack.path)
         except FileFailure as failure:
             self._fds.failed(found, failure)
-            return task.fail(piece, _open_miss(failure))
+            return task.fail_pack(piece.pack, _open_miss(failure))
         lease = self._fds.opened(found, handle)
         self._start_workers()
         return lease
@@ -176,7 +176,7 @@ class PackReader:
         """Another worker opened the pack `piece` waits for, or could not."""
         if failure is None:
             self._queue.put_back(task, piece)
-        elif task.fail(piece, _open_miss(failure)):
+        elif task.fail_pack(piece.pack, _open_miss(failure)):
             self.end(task)
 
     def _read(self, task: ReadTask, piece: Piece, lease: Lease) -> bool | FileFailure:

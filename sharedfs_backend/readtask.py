@@ -166,6 +166,14 @@ class ReadTask:
             is_last |= self.decide(span.chunk, miss)
         return is_last
 
+    def fail_pack(self, pack: PackName, miss: Miss) -> bool:
+        """No chunk in `pack` can be had. True if that decided the last chunk."""
+        is_last = False
+        for chunk, read in enumerate(self.reads):
+            if read.pack == pack:
+                is_last |= self.decide(chunk, miss)
+        return is_last
+
     def decide(self, chunk: int, miss: Miss | None) -> bool:
         """The first decision on a chunk stands. True if it was the last one to be made."""
         with self._lock:
