@@ -81,7 +81,7 @@ class KeyTable:
         """
         bucket, tag = self._bucket(hashes), _tag(hashes)
         index, slot = self._agreeing(bucket, tag)
-        going_on = np.flatnonzero(self._passed[bucket])
+        going_on = self._passed[bucket].nonzero()[0]
         if not len(going_on):
             return index, slot
         found = [(index, slot)]
@@ -102,7 +102,7 @@ class KeyTable:
 
     def _agreeing(self, bucket: I64, tag: npt.NDArray[np.uint8]) -> tuple[I64, I64]:
         seen = self._tags[bucket].view(np.uint8).reshape(-1, WIDTH)
-        flat = np.flatnonzero(seen == tag[:, None])
+        flat = (seen == tag[:, None]).reshape(-1).nonzero()[0]
         index = flat >> 3
         return index, (bucket[index] << 3) + (flat & 7)
 
@@ -147,7 +147,7 @@ class KeyTable:
             self.slots[slot] = rows[index[fits]]
             self._tag_bytes[slot] = tag[fits]
             placed[index[fits]] = True
-            rest = np.flatnonzero(~fits)
+            rest = (~fits).nonzero()[0]
             if not len(rest):
                 break
             index, bucket, tag = index[rest], bucket[rest], tag[rest]
