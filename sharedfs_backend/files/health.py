@@ -61,6 +61,11 @@ class Health:
         del now
         return self.state is State.WELL
 
+    @property
+    def steady(self) -> bool:
+        """Whether one more success would change nothing."""
+        return self.state is State.WELL and not self._failures
+
     def probe_due(self, now: float) -> bool:
         """Whether one call may go ahead to ask whether the file system is well again."""
         return (

@@ -10,6 +10,7 @@ holds no descriptor number any more, so a late use fails instead of touching ano
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from itertools import islice
@@ -94,6 +95,8 @@ class LocalFiles:
     def flush(self, handle: Handle, offset: int, length: int) -> None:
         fd = cast(LocalHandle, handle).fd
         try:
+            if fd < 0:  # os.fdatasync would raise ValueError
+                raise OSError(errno.EBADF, "closed")
             writeback.flush(fd, offset, length, self.profile.flush, drop=self.profile.fadvise)
         except OSError as error:
             raise translate(error, "flush", handle.path) from error
@@ -204,4 +207,4 @@ def _joined(parts: Sequence[Buffer]) -> Iterator[memoryview]:
 
 def _require_progress(done: int) -> None:
     if done <= 0:
-        raise OSError(5, "a write of a non-empty buffer wrote nothing")
+        raise OSError(errno.EIO, "a write of a non-empty buffer wrote nothing")

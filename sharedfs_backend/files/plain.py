@@ -48,13 +48,9 @@ _pwrite = _bind(
 )
 
 
-def _transfer(call: Callable[..., int], fd: int, data: Buffer, offset: int) -> int:
-    view = memoryview(data)
-    if not view.nbytes:
-        return 0
-    memory = np.frombuffer(view, np.uint8)  # keeps the buffer exported until the call is over
+def _transfer(call: Callable[..., int], fd: int, address: int, length: int, offset: int) -> int:
     while True:
-        done: int = call(fd, memory.ctypes.data, view.nbytes, offset)
+        done: int = call(fd, address, length, offset)
         if done >= 0:
             return done
         number = ctypes.get_errno()
@@ -64,11 +60,17 @@ def _transfer(call: Callable[..., int], fd: int, data: Buffer, offset: int) -> i
 
 def pread_into(fd: int, into: memoryview, offset: int) -> int:
     """Number of bytes read at `offset` into `into`: one call, maybe short, 0 at the end."""
-    if into.readonly:
-        raise ValueError("read into a read-only buffer")
-    return _transfer(_pread, fd, into, offset)
+    if not into.nbytes:
+        return 0
+    memory = ctypes.c_char.from_buffer(into)  # exports the buffer until the call is over
+    return _transfer(_pread, fd, ctypes.addressof(memory), into.nbytes, offset)
 
 
 def pwrite_from(fd: int, data: Buffer, offset: int) -> int:
     """Number of bytes of `data` written at `offset`: one call, maybe short."""
-    return _transfer(_pwrite, fd, data, offset)
+    view = memoryview(data)
+    if not view.nbytes:
+        return 0
+    memory = np.frombuffer(view, np.uint8)  # unlike ctypes it takes read-only buffers too
+    address = memory.__array_interface__["data"][0]
+    return _transfer(_pwrite, fd, address, view.nbytes, offset)

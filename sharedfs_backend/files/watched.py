@@ -33,6 +33,9 @@ ANSWERS = frozenset({"create", "open", "read", "write", "unlink", "list", "mkdir
 
 PACKS = "packs/"
 
+LOOK_SECONDS = 0.25
+"""New calls look for hanging ones at most so often; it costs them next to nothing."""
+
 
 class Clock(Protocol):
     """The part of `Runtime` that is needed here."""
@@ -65,6 +68,7 @@ class WatchedFiles:
         self._lock = threading.Lock()
         self._calls: dict[int, _Call] = {}  # in order of their start
         self._next = 0
+        self._look_at = 0.0
         self._lost = 0
 
     @property
@@ -159,9 +163,9 @@ class WatchedFiles:
     def _enter(self, op: str, path: str) -> tuple[int, _Call]:
         with self._lock:
             now = self._now()
-            sick = bool(self._calls) and self._find_lost(now)
+            sick = now >= self._look_at and self._find_lost(now)
             probe = False
-            refused = op != "close" and not self.health.allows(now)
+            refused = not self.health.allows(now) and op != "close"
             if refused and self.health.begin_probe(now):
                 probe, refused = True, False
             call = _Call(op, path, now, probe)
@@ -179,8 +183,10 @@ class WatchedFiles:
 
     def _leave(self, token: int, call: _Call, kind: FailureKind | None, *, answered: bool) -> None:
         with self._lock:
-            now = self._now()
             del self._calls[token]
+            if kind is None and not call.lost and self.health.steady:
+                return  # the usual way
+            now = self._now()
             if call.lost:
                 self._lost -= 1
                 self.health.observe_return(probe=call.probe)
@@ -205,6 +211,7 @@ class WatchedFiles:
     def _find_lost(self, now: float) -> bool:
         """Report calls that have begun to hang; whether that opened the breaker. Lock held."""
         was_well = self.health.state is State.WELL
+        self._look_at = now + LOOK_SECONDS
         for call in self._calls.values():
             if now - call.started < self.health.policy.hang_seconds:
                 break  # later calls are younger

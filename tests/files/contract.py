@@ -198,15 +198,21 @@ def check_flush_leaves_the_content_alone(files: Files) -> None:
 
 
 def check_a_closed_handle_is_of_no_use(files: Files) -> None:
+    put(files, "b", b"other")
     handle = files.create("a")
     files.close(handle)
+    other = files.open_write("b")  # a kernel would give it the same descriptor number
     for act in (
         lambda: files.close(handle),
         lambda: files.write(handle, 0, [b"x"]),
         lambda: files.read(handle, 0, memoryview(bytearray(1))),
+        lambda: files.flush(handle, 0, 1),
     ):
         with pytest.raises(FileFailure):
             act()
+    files.write(other, 0, [b"O"])
+    files.close(other)
+    assert get(files, "b", 10) == b"Other"
 
 
 def check_a_handle_remembers_its_path(files: Files) -> None:

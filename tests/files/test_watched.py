@@ -87,6 +87,15 @@ def test_close_goes_through_even_when_sick(world: World) -> None:
     assert not world.files.healthy
 
 
+def test_a_close_that_succeeds_proves_nothing(world: World) -> None:
+    handles = [world.files.create(name) for name in ("a", "b", "c")]
+    world.faulty.fail("write", FailureKind.IO)
+    for handle in handles:
+        fails(FailureKind.IO, "write", partial(world.files.write, handle, 0, [b"x"]))
+        world.files.close(handle)
+    assert not world.files.healthy
+
+
 def test_a_hanging_call_is_seen_counted_and_sickens(world: World) -> None:
     arrived, release = world.faulty.hold("create", path="a")
     thread = threading.Thread(target=put, args=(world.files, "a", b""))
