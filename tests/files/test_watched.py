@@ -118,6 +118,30 @@ def test_a_hanging_call_is_seen_counted_and_sickens(world: World) -> None:
     assert world.files.healthy  # the write behind the create that came back was the probe
 
 
+def test_a_lost_call_that_returns_to_a_healed_system_is_lost_no_more(world: World) -> None:
+    arrived, release = world.faulty.hold("create", path="a")
+    thread = threading.Thread(target=put, args=(world.files, "a", b""))
+    thread.start()
+    arrived.wait(10.0)
+    world.clock.time = 11.0
+    assert not world.files.check()
+    world.clock.time = 12.0
+    world.files.list("")
+    assert world.files.healthy and world.files.stats()["calls_lost"] == 1
+    release.set()
+    thread.join(10.0)
+    assert world.files.stats()["calls_lost"] == 0
+
+
+def test_a_success_between_failures_keeps_it_well(world: World) -> None:
+    world.faulty.fail("open", FailureKind.IO)
+    for _ in range(10):
+        for name in ("a", "b"):
+            fails(FailureKind.IO, "open", partial(world.files.open_read, name))
+        world.files.list("")
+    assert world.files.healthy
+
+
 def test_a_new_call_notices_the_one_that_hangs(world: World) -> None:
     arrived, release = world.faulty.hold("list")
     thread = threading.Thread(target=world.files.list, args=("",))
