@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import threading
+from dataclasses import dataclass
 
 IN_FLIGHT_SHARE_OF_CAP = 64
 """In-flight maximum of a writer: at most this fraction of the cap, so that the reserve of twenty
@@ -37,15 +38,26 @@ def pack_bytes_max(cap_bytes: int) -> int:
     return max(1, in_flight_bytes_max(cap_bytes) // PACKS_IN_FLIGHT)
 
 
-def share(cap_bytes: int, usage_bytes: int, writers: int, in_flight_max: int) -> int:
-    """Bytes one of `writers` may newly put in flight until its next pass."""
-    free = cap_bytes - writers * in_flight_max - usage_bytes
-    return max(0, free // (2 * max(1, writers)))
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Who has to share. `unsettled` writers may have bytes in flight that nobody has counted:
+    the live ones, and dead ones whose leftovers have not been looked for."""
+
+    live: int
+    unsettled: int
 
 
-def low_watermark_bytes(cap_bytes: int, ratio: float, writers: int, in_flight_max: int) -> int:
+def share(cap_bytes: int, usage_bytes: int, crowd: Crowd) -> int:
+    """Bytes one live writer may newly put in flight until its next pass."""
+    flight = in_flight_bytes_max(cap_bytes)
+    free = cap_bytes - crowd.unsettled * flight - usage_bytes
+    return min(flight, max(0, free // (2 * max(1, crowd.live))))
+
+
+def low_watermark_bytes(cap_bytes: int, ratio: float, crowd: Crowd) -> int:
     """Where a sweep stops: low enough that every writer's share then holds a full in-flight."""
-    return max(0, min(int(cap_bytes * ratio), cap_bytes - 3 * writers * in_flight_max))
+    reserve = (crowd.unsettled + 2 * crowd.live) * in_flight_bytes_max(cap_bytes)
+    return max(0, min(int(cap_bytes * ratio), cap_bytes - reserve))
 
 
 class Refusal(enum.Enum):

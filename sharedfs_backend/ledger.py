@@ -418,10 +418,14 @@ class Ledger:
                 if writer == current or not (writer in self._own or self.is_dead(writer))
             )
 
-    def unsettled_writers(self) -> int:
-        """Writers that may have bytes in flight nobody has counted: all not ended or retired."""
+    def unsettled_writers(self, settled: set[str]) -> int:
+        """Writers that may have bytes in flight nobody has counted: not ended, not retired, and
+        not among the dead that are known to be `settled`."""
         with self.lock:
-            return sum(not (view.ended or view.vanished) for view in self._writers.values())
+            return sum(
+                not (view.ended or view.vanished or writer in settled)
+                for writer, view in self._writers.items()
+            )
 
     def retire(self, writer: str) -> None:
         """Its journal is no more; all it said is in a snapshot."""

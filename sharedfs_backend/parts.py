@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from sharedfs_backend.auditor import Auditor
 from sharedfs_backend.buffers import BufferPool
-from sharedfs_backend.capacity import Credits, Refusal, in_flight_bytes_max, pack_bytes_max, share
+from sharedfs_backend.capacity import Credits, Refusal, pack_bytes_max, share
 from sharedfs_backend.catalog import Catalog
 from sharedfs_backend.chores import Chores
 from sharedfs_backend.context import Context
@@ -197,6 +197,7 @@ class Parts:
             ledger,
             self.publisher,
             locked=self.finder.locked_packs,
+            settled=lambda: self.orphans.settled,
             on_dropped=self._dropped,
         )
         self.orphans = OrphanPass(context, ledger, self.publisher, self.refresher)
@@ -283,12 +284,8 @@ class Parts:
             return
         if self.rules.new_writer_lists_packs and not self.orphans.judged_once:
             return
-        flight = in_flight_bytes_max(cap)
-        writers = max(1, self.ledger.unsettled_writers())
-        usage = self.ledger.usage().total_bytes
-        self.credits.grant(
-            min(flight, share(cap, usage, writers, flight)), started, self.refresher.pass_seconds
-        )
+        granted = share(cap, self.ledger.usage().total_bytes, self.sweeper.crowd())
+        self.credits.grant(granted, started, self.refresher.pass_seconds)
 
     # -- time --------------------------------------------------------------------------------
 

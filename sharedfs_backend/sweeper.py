@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sharedfs_backend.capacity import in_flight_bytes_max, low_watermark_bytes
+from sharedfs_backend.capacity import Crowd, low_watermark_bytes
 from sharedfs_backend.context import Context
 from sharedfs_backend.files import FailureKind, FileFailure
 from sharedfs_backend.layout import Drop, Gone, PackName
@@ -36,6 +36,7 @@ class Sweeper:
         publisher: Publisher,
         *,
         locked: Callable[[], frozenset[int]],
+        settled: Callable[[], set[str]],
         on_dropped: Callable[[Iterable[Pack]], None],
     ) -> None:
         settings = context.settings
@@ -50,6 +51,7 @@ class Sweeper:
         self._ledger = ledger
         self._publisher = publisher
         self._locked = locked
+        self._settled = settled
         self._on_dropped = on_dropped
         self._asked_at: float | None = None
         self._mine: set[PackName] = set()
@@ -97,10 +99,13 @@ class Sweeper:
         live = self._ledger.live_writers(self._publisher.writer)
         return not live or live[0] == self._publisher.writer
 
+    def crowd(self) -> Crowd:
+        """The writers that share what is below the cap."""
+        live = len(self._ledger.live_writers(self._publisher.writer))
+        return Crowd(max(1, live), max(1, self._ledger.unsettled_writers(self._settled())))
+
     def low_bytes(self, cap_bytes: int) -> int:
-        flight = in_flight_bytes_max(cap_bytes)
-        writers = max(1, self._ledger.unsettled_writers())
-        return low_watermark_bytes(cap_bytes, self._low_ratio, writers, flight)
+        return low_watermark_bytes(cap_bytes, self._low_ratio, self.crowd())
 
     def victims(self, bytes_to_free: int, now: float) -> list[PackName]:
         """Names to drop, least valuable first."""

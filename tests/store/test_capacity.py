@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from sharedfs_backend.capacity import (
     Credits,
+    Crowd,
     Refusal,
     in_flight_bytes_max,
     low_watermark_bytes,
@@ -27,15 +28,15 @@ def test_all_writers_spending_two_credits_and_an_in_flight_each_stay_below_the_c
     cap: int, usage: int, writers: int
 ) -> None:
     flight = in_flight_bytes_max(cap)
-    each = share(cap, usage, writers, flight)
+    each = share(cap, usage, Crowd(writers, writers))
     assert each == 0 or usage + 2 * writers * each + writers * flight <= cap
 
 
 @given(cap=st.integers(1 << 26, 1 << 50), writers=st.integers(1, 20))
 def test_after_a_sweep_every_writers_share_is_a_whole_in_flight(cap: int, writers: int) -> None:
     flight = in_flight_bytes_max(cap)
-    low = low_watermark_bytes(cap, 0.8, writers, flight)
-    assert share(cap, low, writers, flight) >= flight
+    low = low_watermark_bytes(cap, 0.8, Crowd(writers, writers))
+    assert share(cap, low, Crowd(writers, writers)) == flight
 
 
 def test_a_credit_is_spent_once_and_refused_when_stale_or_too_small() -> None:
