@@ -447,7 +447,8 @@ class Putter:
             self._files.unlink(job.name.path)
         except FileFailure as failure:
             if failure.kind is not FailureKind.MISSING:
-                return  # counted as an orphan until somebody clears it
+                self._on_unpublished((job.name,))  # counted as an orphan until it is cleared
+                return
         self._ledger.orphan_gone(job.name)
 
     def _pack_done(self, batch: Batch, written: WrittenPack | None, pack: list[Part]) -> None:

@@ -4,9 +4,9 @@ A *pass* lists journals/ once and polls every other writer that may still write:
 `pass_seconds` is the bound of I4: max(refresh interval, operations of a pass / budget). Nothing
 here lists packs or runs on a request's path; a lookup that misses may only ask for an early pass.
 
-Snapshots are read when they are needed: at the start, when a journal is gone that was not read to
-its end (its content is in a snapshot then), and before an orphan pass. A journal listed but
-missing when opened was retired between the two, so the snapshots are read again (I4, I5).
+A pass ends by listing snapshots/ and reading what is new there: a journal may be begun, ended and
+retired between two passes, or while this process was frozen, and is in a snapshot only then. A
+journal listed but missing when opened was retired between the two (I4, I5).
 
 One thread at a time calls `step`; it does what is due and affordable and says when to call again.
 """
@@ -32,6 +32,7 @@ READ_BYTES = 1 << 20
 POLL_BYTES_MAX = 64 << 20
 """Read of one journal in one poll; the rest waits for the next, so that none starves others."""
 POLL_OPERATIONS = 3
+LISTINGS = 2
 EARLY_SECONDS = 0.2
 """Least time between passes that misses ask for."""
 AWAIT_SECONDS, AWAIT_EVERY_SECONDS = 120.0, 2.0
@@ -98,7 +99,7 @@ class Refresher:
     @property
     def pass_seconds(self) -> float:
         """Bound of I4: the time one pass over all journals takes at most, in seconds."""
-        polls = len(self._ledger.live_writers(None)) * POLL_OPERATIONS + 1
+        polls = len(self._ledger.live_writers(None)) * POLL_OPERATIONS + LISTINGS
         return max(self._refresh_seconds, polls / self._rate)
 
     # -- one thread --------------------------------------------------------------------------
@@ -109,8 +110,8 @@ class Refresher:
         if self._todo is None:
             if now < self._next_pass and not self._early.is_set():
                 return self._next_pass - now
-            if not self._afford(1):
-                return 1.0 / self._rate
+            if not self._afford(LISTINGS):
+                return LISTINGS / self._rate
             self._begin_pass(now)
         while self._todo:
             if not self._afford(POLL_OPERATIONS):
@@ -137,7 +138,9 @@ class Refresher:
             listed = []
         found = recognised(parse_journal_name, listed)
         self._ledger.see_journals(found, now)
-        if self.passes_done == 0 and self._snapshots_wanted:
+        if self.passes_done:
+            self._snapshots_wanted = True
+        elif self._snapshots_wanted:
             # cold: snapshots first, so that only the journals' uncovered rest is read
             self._snapshots_wanted = False
             if not self._snapshots.read_new():
