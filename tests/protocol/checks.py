@@ -80,6 +80,10 @@ def everyone_finds(fleet: Fleet) -> None:
         since = max(process.opened_at, fleet.chaos.disturbed.get(process.client.name, 0.0))
         if now - since < bound + SLACK_SECONDS:
             continue
+        for facts in fleet.oracle.packs.values():
+            dropped = facts.dropped if facts.dropped is not None else facts.gone
+            if dropped is not None and now - max(dropped, since) > bound:
+                stays_dropped(fleet, process, facts)
         for facts in promised(fleet):
             assert facts.committed is not None
             if now - max(facts.committed, since) > bound and not knows(process, facts.name):
@@ -97,8 +101,19 @@ def knows(process: Process, name: PackName) -> bool:
     return pack is not None and pack.committed
 
 
+def stays_dropped(fleet: Fleet, process: Process, facts: PackFacts) -> None:
+    """A drop kills a name for ever (I1, I5)."""
+    assert process.store is not None
+    pack = process.store.parts.ledger.pack(facts.name)
+    if pack is not None and pack.live and not fleet.scenario.vandal_rate:
+        fleet.disk.violate(f"{process.client} holds {facts.name.path} for live, which was dropped")
+
+
 def no_promise_is_lost(fleet: Fleet, process: Process) -> None:
     """Every promised pack exists, and this process knows it (I4, I5)."""
+    for facts in fleet.oracle.packs.values():
+        if facts.dropped is not None or facts.gone is not None:
+            stays_dropped(fleet, process, facts)
     for facts in promised(fleet):
         if facts.name.path not in fleet.disk.nodes:
             fleet.disk.violate(f"{facts.name.path} was promised and does not exist")

@@ -15,10 +15,10 @@ from sharedfs_backend.layout import LayoutDescriptor, RealmDescriptor
 
 LAYOUT = LayoutDescriptor(("uint8",), ((1, 2, 4096),), "KV_2LTD", 16)
 REALMS = tuple(RealmDescriptor(model, True, "", "", "blake3") for model in ("model-a", "model-b"))
-CHUNK_BYTES = (700, 5000)
+CHUNK_BYTES = (1000, 40_000)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def content(key: bytes) -> bytes:
     """The only bytes that `key` can stand for."""
     choice = random.Random(key)

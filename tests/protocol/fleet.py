@@ -16,7 +16,7 @@ from tests.protocol.buffers import Lender
 from tests.protocol.content import documents
 from tests.protocol.oracle import Oracle
 from tests.protocol.process import Process
-from tests.protocol.scenario import Scenario
+from tests.protocol.scenario import LEASE_SECONDS, Scenario, small
 from tests.protocol.vandal import vandalise
 from tests.sim.chaos import Chaos
 from tests.sim.disk import Disk
@@ -53,7 +53,7 @@ class Fleet:
         self.disk.cap_bytes = scenario.cap_bytes
         self.chaos = Chaos(self.world, scenario.rates)
         self.chaos.spared = self._is_opening
-        self.oracle = Oracle(self.disk, Seal())
+        self.oracle = Oracle(self.disk, Seal(), named_seconds=LEASE_SECONDS)
         self.oracle.watch()
         self.lender = Lender(self.disk)
         self.documents = documents(self.world.random, scenario.documents, scenario.chunks_max)
@@ -89,7 +89,7 @@ class Fleet:
 
     def run(self) -> Outcome:
         """The whole scenario."""
-        with installed(self.world):
+        with installed(self.world), small(self.scenario.eager):
             try:
                 self._run()
             except SimProblem as problem:

@@ -29,6 +29,7 @@ class PackFacts:
     name: PackName
     realm: bytes = b""
     keys: tuple[bytes, ...] = ()
+    committers: set[str] = field(default_factory=set)  # processes
     committed: float | None = None
     told: float | None = None  # a process was told that its store succeeded
     dropped: float | None = None
@@ -46,6 +47,7 @@ class Oracle:
 
     disk: Disk
     seal: Seal
+    named_seconds: float  # after which a commit is known to every orphan pass
     unrecorded_unlinks: bool = False  # a full disk may force an unlink before its record
     vandalised: set[str] = field(default_factory=set)  # paths that the test itself removed
     packs: dict[PackName, PackFacts] = field(default_factory=dict)
@@ -58,7 +60,7 @@ class Oracle:
     def facts(self, name: PackName) -> PackFacts:
         return self.packs.setdefault(name, PackFacts(name))
 
-    def _wrote(self, node: Inode, _client: str, offset: int, length: int) -> None:
+    def _wrote(self, node: Inode, client: str, offset: int, length: int) -> None:
         if not node.path.startswith("journals/") or not node.linked:
             return
         writer = parse_journal_name(node.path)
@@ -70,7 +72,8 @@ class Oracle:
                 self.disk.world.say(writer[:8], told(record))
                 if isinstance(record, Commit):
                     for pack in record.packs:
-                        self._commit(pack.name, pack.realm, [e.key for e in pack.entries], now)
+                        keys = [entry.key for entry in pack.entries]
+                        self._commit(pack.name, pack.realm, keys, client, now)
                 elif isinstance(record, Drop):
                     for name in record.names:
                         facts = self.facts(name)
@@ -80,9 +83,16 @@ class Oracle:
                         facts = self.facts(name)
                         facts.gone = now if facts.gone is None else facts.gone
 
-    def _commit(self, name: PackName, realm: bytes, keys: list[bytes], now: float) -> None:
+    def _commit(
+        self, name: PackName, realm: bytes, keys: list[bytes], client: str, now: float
+    ) -> None:
         facts = self.facts(name)
+        first = client not in facts.committers
+        facts.committers.add(client)
         if facts.committed is not None:
+            stranger = first and self.disk.ever.get(name.path) != client
+            if stranger and now - facts.committed > self.named_seconds and not self.vandalised:
+                self.disk.violate(f"{client} takes {name.path}, named long ago, for an orphan")
             return
         facts.committed, facts.realm, facts.keys = now, realm, tuple(keys)
         for key in keys:

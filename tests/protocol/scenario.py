@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from sharedfs_backend import chores, snapshotter
+from sharedfs_backend.files import NAMED
 from sharedfs_backend.rules import Rules
 from sharedfs_backend.settings import Settings
 from tests.sim.chaos import Rates
@@ -11,6 +15,13 @@ from tests.sim.quirks import Quirks, load
 
 LEASE_SECONDS = 24.0
 REAL_LEASE_SECONDS = 600.0
+EAGER = (
+    (snapshotter, "UNCOVERED_BYTES", 256 << 10),
+    (snapshotter, "RETIRABLE_JOURNALS", 2),
+    (snapshotter, "RETIRE_AFTER_LEASES", 0.5),
+    (chores, "ORPHAN_PASS_LEASES", 1),
+)
+"""Thresholds that only save work, lowered so that a short run does all kinds of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,7 @@ class Scenario:
     cancel_rate: float = 0.1
     vandal_rate: float = 0.0  # per second: some file is deleted or garbled by nobody
     graceful_rate: float = 0.05  # of the requests: close the store and start again
+    eager: bool = True  # snapshots, retirements and orphan passes at the first occasion
     rules: Rules = field(default_factory=Rules)
 
     @property
@@ -64,3 +76,19 @@ class Scenario:
         )
         object.__setattr__(settings, "cap_bytes", self.cap_bytes)
         return settings
+
+
+@contextmanager
+def small(eager: bool) -> Generator[None]:
+    """Within it profiles align to 4 KiB, and the thresholds of `EAGER` hold if `eager`."""
+    before = [(module, name, getattr(module, name)) for module, name, _ in EAGER]
+    profiles = dict(NAMED)
+    NAMED.update({name: replace(p, align_bytes=4096) for name, p in profiles.items()})
+    for module, name, value in EAGER if eager else ():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        NAMED.update(profiles)
+        for module, name, value in before:
+            setattr(module, name, value)

@@ -24,8 +24,8 @@ FAULTY = replace(
         short_read=0.01,
     ),
 )
-CAPPED = replace(FREEZING, cap_bytes=1500 << 10, documents=16, think_seconds=2.0)
-CROWDED = replace(CAPPED, clients=8, cap_bytes=2500 << 10, seconds=60.0)
+CAPPED = replace(FREEZING, cap_bytes=4 << 20, documents=60, think_seconds=1.5)
+CROWDED = replace(CAPPED, clients=8, cap_bytes=8 << 20, seconds=60.0)
 RESTARTING = replace(
     CALM,
     seconds=250.0,
@@ -34,7 +34,18 @@ RESTARTING = replace(
     graceful_rate=0.2,
     rates=Rates(kill=0.003, freeze=0.001, freeze_seconds=FREEZES),
 )
-VANDALISED = replace(FREEZING, vandal_rate=0.2, cap_bytes=3 << 20)
+RETIRING = replace(
+    CALM,
+    seconds=150.0,
+    documents=12,
+    rates=Rates(
+        kill=0.01,
+        freeze=0.05,
+        freeze_seconds=(10.0, 200.0),
+        at=(("write", "journals/"), ("open", "journals/"), ("close", "journals/")),
+    ),
+)
+VANDALISED = replace(FREEZING, vandal_rate=0.2, cap_bytes=6 << 20, documents=30)
 
 SCENARIOS: dict[str, Scenario] = {
     "calm": CALM,
@@ -43,5 +54,6 @@ SCENARIOS: dict[str, Scenario] = {
     "capped": CAPPED,
     "crowded": CROWDED,
     "restarting": RESTARTING,
+    "retiring": RETIRING,
     "vandalised": VANDALISED,
 }

@@ -70,7 +70,8 @@ def main() -> int:
     seconds = time.monotonic() - started
     print(f"{runs} runs, {steps} steps, {seconds:.1f} s, {failures} with a violation")
     print("  ".join(f"{key} {value}" for key, value in sorted(counts.items())))
-    print("  ".join(f"{key} {value}" for key, value in sorted(stats.items()) if value))
+    shown = sorted(key for key, value in stats.items() if value and not key.endswith("bytes"))
+    print("  ".join(f"{key} {stats[key]}" for key in shown if "operations" not in key))
     return 1 if options.without or failures else 0
 
 

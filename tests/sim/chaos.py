@@ -43,6 +43,7 @@ class Rates:
     hang: float = 0.0
     hang_seconds: tuple[float, float] = (1.0, 2000.0)
     short_read: float = 0.0
+    at: tuple[tuple[str, str], ...] = ()  # (operation, start of a path): only there; () anywhere
     kinds: tuple[FailureKind, ...] = (
         FailureKind.IO,
         FailureKind.STALE,
@@ -75,6 +76,8 @@ class Chaos:
         if self.quiet:
             return None
         rates, choice = self.rates, self.world.random
+        if rates.at and not any(op == o and path.startswith(start) for o, start in rates.at):
+            return None
         dice = choice.random()
         for rate, strike in (
             (rates.kill, self._kill),
