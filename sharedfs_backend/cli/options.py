@@ -1,0 +1,78 @@
+"""From command line words to checked `Settings`.
+
+A command needs few settings, but those that describe the fleet (lease, drop delay) must be what the
+fleet uses; any setting can be given with `--set name=value`, and a mapping from a file that the
+engines read too with `--config`. All values go through `Settings.from_mapping`, so a wrong one gets
+the same answer here as in an engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from sharedfs_backend.exceptions import ConfigError, NamespaceMissing
+from sharedfs_backend.settings import Settings
+
+CONFIG_BYTES_MAX = 1 << 20
+
+
+def settings_for(
+    root: str,
+    *,
+    secret_file: str | None = None,
+    profile: str | None = None,
+    config: Path | None = None,
+    assignments: Sequence[str] = (),
+) -> Settings:
+    """Settings for `root`, which may be relative. Raises ConfigError."""
+    mapping: dict[str, object] = {} if config is None else _from_file(config)
+    mapping["root"] = os.path.abspath(root)
+    if secret_file is not None:
+        mapping["secret_file"] = os.path.abspath(secret_file)
+    if profile is not None:
+        mapping["profile"] = profile
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {assignment}: write it as name=value")
+        mapping[name.strip()] = _value(text.strip())
+    return Settings.from_mapping(mapping)
+
+
+def require_directory(settings: Settings) -> None:
+    """A namespace's root is a directory. Raises NamespaceMissing, which says what to check."""
+    root = settings.root
+    if os.path.isdir(root):
+        return
+    what = "is no directory" if os.path.exists(root) else "does not exist"
+    raise NamespaceMissing(
+        f"{root}: {what}; check the path, and that the shared file system is mounted here"
+    )
+
+
+def _value(text: str) -> object:
+    """A JSON value if it is one (3, true, 1e9), else the text itself."""
+    try:
+        value: object = json.loads(text)
+    except ValueError:
+        return text
+    return value
+
+
+def _from_file(path: Path) -> dict[str, object]:
+    """The mapping in a JSON file: settings alone, or an adapter's configuration holding them."""
+    try:
+        with path.open("rb") as file:
+            value = json.loads(file.read(CONFIG_BYTES_MAX))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"--config {path}: not JSON: {error}") from None
+    if isinstance(value, dict) and isinstance(value.get("adapter_params"), dict):
+        value = value["adapter_params"]
+    if not isinstance(value, dict):
+        raise ConfigError(f"--config {path}: must hold one JSON object of settings")
+    return value

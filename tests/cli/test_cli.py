@@ -1,0 +1,207 @@
+"""The command line on real directories: results, exit statuses, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from sharedfs_backend import tools
+from sharedfs_backend.cli.commands import app
+from sharedfs_backend.cli.output import Status
+from sharedfs_backend.layout import NAMESPACE_PATH, Seal, encode_namespace
+from tests.store.inline import Client, chunks_of
+
+QUICK = {
+    "lease_seconds": 0.5,
+    "buffer_ttl_seconds": 0.2,
+    "refresh_seconds": 0.01,
+    "load_deadline_seconds": 0.05,
+    "drop_delay_seconds": 0.1,
+}
+
+
+def sharedfs(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def answer(*words: object) -> Any:
+    """The one JSON object that a command prints."""
+    return json.loads(sharedfs(*words, "--json").stdout)
+
+
+def flip_payload(root: Path) -> Path:
+    (pack,) = [path for path in (root / "packs").rglob("*") if path.is_file()]
+    data = bytearray(pack.read_bytes())
+    data[5000] ^= 1
+    pack.write_bytes(data)
+    return pack
+
+
+def test_init_creates_a_namespace_and_shows_it(tmp_path: Path) -> None:
+    result = sharedfs("init", tmp_path / "kv", "--cap", "2GiB")
+    assert result.exit_code == Status.OK
+    assert (tmp_path / "kv" / NAMESPACE_PATH).exists()
+    assert "cap                  2.00 GiB" in result.stdout.splitlines()
+
+
+def test_init_again_changes_the_cap_for_everyone(tmp_path: Path) -> None:
+    sharedfs("init", tmp_path, "--cap", "2GiB")
+    sharedfs("init", tmp_path, "--cap", "3TB")
+    sharedfs("init", tmp_path)
+    assert answer("ls", tmp_path)["cap_bytes"] == 3 * 10**12
+
+
+def test_ls_counts_what_lies_there(tmp_path: Path) -> None:
+    Client(tmp_path).put(chunks_of(8))
+    seen = answer("ls", tmp_path)
+    assert (seen["pack_count"], seen["chunk_count"], seen["writers_known"]) == (1, 8, 1)
+    assert list(seen["realms"].values()) == [1]
+    shown = sharedfs("ls", tmp_path).stdout
+    assert "chunks               8" in shown and next(iter(seen["realms"])) in shown
+
+
+def test_a_root_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert answer("init", "kv")["root"] == str(tmp_path / "kv")
+
+
+@pytest.mark.parametrize("command", ["ls", "verify", "reindex", "gc"])
+def test_a_root_that_is_not_there_is_an_error_and_not_created(tmp_path: Path, command: str) -> None:
+    result = sharedfs(command, tmp_path / "kv")
+    assert result.exit_code == Status.NAMESPACE and result.stdout == ""
+    assert "the shared file system is mounted here" in result.stderr
+    assert not (tmp_path / "kv").exists()
+
+
+def test_a_directory_without_a_namespace_is_answered_with_how_to_make_one(tmp_path: Path) -> None:
+    result = sharedfs("ls", tmp_path)
+    assert result.exit_code == Status.NAMESPACE
+    assert f"create one with `sharedfs init {tmp_path}`" in result.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_newer_namespace_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sharedfs("init", tmp_path)
+    with monkeypatch.context() as later:
+        later.setattr("sharedfs_backend.layout.jsonfile.FORMAT_MAJOR", 99)
+        newer = encode_namespace(Seal())
+    (tmp_path / NAMESPACE_PATH).write_bytes(newer)
+    result = sharedfs("ls", tmp_path)
+    assert result.exit_code == Status.NAMESPACE and "upgrade sharedfs-backend" in result.stderr
+    assert answer("init", tmp_path)["error"]["kind"] == "NamespaceNewer"
+    assert (tmp_path / NAMESPACE_PATH).read_bytes() == newer
+
+
+def test_a_secret_that_is_not_the_namespaces_is_an_error_with_the_remedy(tmp_path: Path) -> None:
+    for name in ("right", "wrong"):
+        (tmp_path / name).write_text(name * 10)
+    root = tmp_path / "kv"
+    assert sharedfs("init", root, "--secret-file", tmp_path / "right").exit_code == Status.OK
+    assert answer("ls", root, "--secret-file", tmp_path / "wrong")["error"] == {
+        "kind": "SecretMismatch",
+        "message": f"{root}: it was made with another secret: use the same secret_file everywhere",
+    }
+    assert "set secret_file" in sharedfs("ls", root).stderr
+    assert sharedfs("ls", root, "--secret-file", tmp_path / "right").exit_code == Status.OK
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--cap", "3G"], "800GiB"),
+        (["--cap", "3MiB"], "cap_bytes = 3145728: must be"),
+        (["--set", "lease=1200"], "did you mean lease_seconds?"),
+        (["--set", "lease_seconds"], "name=value"),
+        (["--set", "lease_seconds=soon"], "lease_seconds = 'soon': must be a number"),
+        (["--config", "/nowhere.json"], "No such file"),
+    ],
+)
+def test_a_wrong_option_does_nothing_and_says_what_is_right(
+    tmp_path: Path, words: list[str], hint: str
+) -> None:
+    result = sharedfs("init", tmp_path, *words)
+    assert result.exit_code == Status.USAGE and hint in result.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_engines_configuration_is_understood(tmp_path: Path) -> None:
+    config = tmp_path / "adapter.json"
+    adapter = {"type": "plugin", "adapter_params": {"root": "/elsewhere", "cap_bytes": 1 << 30}}
+    config.write_text(json.dumps(adapter))
+    sharedfs("init", tmp_path / "kv")
+    seen = answer("ls", tmp_path / "kv", "--config", config)
+    assert (seen["root"], seen["cap_bytes"]) == (str(tmp_path / "kv"), 1 << 30)
+
+
+def test_verify_of_whole_packs_is_content(tmp_path: Path) -> None:
+    Client(tmp_path).put(chunks_of(8))
+    result = sharedfs("verify", tmp_path)
+    assert result.exit_code == Status.OK and result.stderr == ""
+    assert answer("verify", tmp_path)["chunks"] == 8
+
+
+def test_verify_names_the_damaged_pack(tmp_path: Path) -> None:
+    Client(tmp_path).put(chunks_of(8))
+    pack = flip_payload(tmp_path).relative_to(tmp_path)
+    report = answer("verify", tmp_path)
+    assert report["counts"] == {"damaged": 1}
+    assert [path for path, _ in report["problems"]] == [str(pack)]
+    result = sharedfs("verify", tmp_path)
+    assert result.exit_code == Status.PROBLEMS
+    assert str(pack) in result.stdout and "fail their checksum" in result.stdout
+
+
+def test_verify_of_headers_alone_reads_no_payload(tmp_path: Path) -> None:
+    Client(tmp_path).put(chunks_of(8))
+    flip_payload(tmp_path)
+    assert sharedfs("verify", tmp_path, "--headers-only").exit_code == Status.OK
+
+
+def test_reindex_brings_back_what_lost_journals_held(tmp_path: Path) -> None:
+    Client(tmp_path).put(chunks_of(8))
+    for journal in (tmp_path / "journals").iterdir():
+        journal.unlink()
+    assert answer("ls", tmp_path)["chunk_count"] == 0
+    report = answer("reindex", tmp_path)
+    assert report["counts"] == {"adopted": 1}
+    assert answer("ls", tmp_path)["chunk_count"] == 8
+
+
+def test_gc_sweeps_down_to_the_size_asked_for(tmp_path: Path) -> None:
+    Client(tmp_path).put(chunks_of(8))
+    setters = [word for name, value in QUICK.items() for word in ("--set", f"{name}={value}")]
+    done = answer("gc", tmp_path, "--to", "0", "--watch", *setters)
+    assert (done["packs_dropped"], done["packs_unlinked"]) == (1, 1)
+    assert answer("ls", tmp_path)["pack_count"] == 0
+
+
+def test_an_interrupted_command_says_so_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> tools.Listing:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tools, "listing", interrupted)
+    result = sharedfs("ls", tmp_path)
+    assert (result.exit_code, result.stderr) == (Status.INTERRUPTED, "sharedfs: interrupted\n")
+
+
+def test_our_own_mistake_is_not_dressed_up_as_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> tools.Listing:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(tools, "listing", broken)
+    assert isinstance(sharedfs("ls", tmp_path).exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("command", ["init", "ls", "verify", "reindex", "gc"])
+def test_every_command_explains_itself(command: str) -> None:
+    result = sharedfs(command, "--help")
+    assert result.exit_code == 0 and "--json" in result.stdout and "ROOT" in result.stdout
