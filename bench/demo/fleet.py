@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,10 @@ from bench.demo.replica_spec import (
 
 START_SECONDS = 600.0  # Engines take 50-90 s on an idle machine, far more on a loaded one.
 STOP_SECONDS = 20.0
+
+
+Command = Callable[[ReplicaSpec, Ports], list[str]]
+Part = tuple[subprocess.Popen[bytes], Session]
 
 
 class FleetError(Exception):
@@ -63,7 +68,7 @@ class Replica:
     def __init__(self, spec: ReplicaSpec, fleet: Fleet) -> None:
         self.spec = spec
         self._fleet = fleet
-        self._running: dict[str, tuple[subprocess.Popen[bytes], Session]] = {}
+        self._running: dict[str, Part] = {}
         self.ports = Ports(0, 0, 0)
 
     @property
@@ -87,7 +92,7 @@ class Replica:
 
     def start_server(self) -> None:
         environment = {**self.spec.environment, **self.spec.server_environment}
-        self._spawn("server", server_command(self.spec, self.ports), environment)
+        self._spawn("server", self._fleet.server_command(self.spec, self.ports), environment)
 
     def start_engine(self) -> None:
         environment = dict(self.spec.environment)
@@ -95,7 +100,7 @@ class Replica:
             path = self._fleet.scratch / f"{self.name}-lmcache.yaml"
             path.write_text(json.dumps(self.spec.lmcache_config))  # JSON is YAML.
             environment["LMCACHE_CONFIG_FILE"] = str(path)
-        self._spawn("engine", engine_command(self.spec, self.ports), environment)
+        self._spawn("engine", self._fleet.engine_command(self.spec, self.ports), environment)
 
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
         """Waits until both answer; FleetError, with the end of the log, when one does not."""
@@ -139,15 +144,12 @@ class Replica:
     def stop(self, *, parts: Sequence[str] = ("engine", "server"), kill: bool = False) -> None:
         """Ends the parts named, in that order, and removes the segments they mapped."""
         for part in parts:
-            if part not in self._running:
-                continue
-            process, session = self._running.pop(part)
-            stop_sessions(
-                [session],
-                grace_seconds=0 if kill else STOP_SECONDS,
-                reap=lambda p=process: p.poll(),  # type: ignore[misc]
-            )
-            process.wait(STOP_SECONDS)
+            if part in self._running:
+                stop_parts([self.take(part)], kill=kill)
+
+    def take(self, part: str) -> Part:
+        """Returns a running part for the caller to stop; the replica forgets it."""
+        return self._running.pop(part)
 
     def check_alive(self) -> None:
         """Raises FleetError when a part has ended by itself."""
@@ -163,18 +165,19 @@ class Replica:
         with self.log_path(part).open("ab") as log:
             log.write(f"$ {' '.join(command)}\n".encode())
             log.flush()
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                cwd=self._fleet.scratch,
-                env=environment,
-            )
-        session = Session.led_by(process.pid)
-        self._running[part] = (process, session)
-        self._fleet.note_session(session)
+            with signals_held(replay=True):
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    cwd=self._fleet.scratch,
+                    env=environment,
+                )
+                session = Session.led_by(process.pid)
+                self._running[part] = (process, session)
+                self._fleet.note_session(session)
 
     def _wait(self, part: str, port: int, path: str, deadline: float) -> None:
         while True:
@@ -195,8 +198,17 @@ class Replica:
 class Fleet:
     """Replicas that start together and stop together. A context manager; leaves nothing behind."""
 
-    def __init__(self, logs: Path, on_wait: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        logs: Path,
+        on_wait: Callable[[], None] = lambda: None,
+        *,
+        server_command: Command = server_command,
+        engine_command: Command = engine_command,
+    ) -> None:
         self.logs = logs
+        self.server_command = server_command
+        self.engine_command = engine_command
         self.on_wait = on_wait
         self.replicas: dict[str, Replica] = {}
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -246,7 +258,7 @@ class Fleet:
         if self._keeper is None:
             return
         keeper, self._keeper = self._keeper, None
-        with signals_held():
+        with signals_held(replay=False):
             stop_together(list(self.replicas.values()))
             assert keeper.stdin is not None and keeper.stdout is not None
             keeper.stdin.close()
@@ -270,32 +282,42 @@ class Fleet:
 def stop_together(replicas: Sequence[Replica]) -> None:
     """Stops the engines of all replicas at once, then their servers."""
     for part in ("engine", "server"):
-        for replica in replicas:
-            running = replica._running.get(part)
-            if running is not None and running[0].poll() is None:
-                running[0].send_signal(signal.SIGTERM)
-        for replica in replicas:
-            replica.stop(parts=[part])
+        stop_parts([r.take(part) for r in replicas if part in r.pids])
+
+
+def stop_parts(parts: Sequence[Part], *, kill: bool = False) -> None:
+    """Ends processes with all their children, and removes the segments they mapped."""
+
+    def reap() -> None:
+        for process, _ in parts:
+            process.poll()
+
+    grace = 0.0 if kill else STOP_SECONDS
+    stop_sessions([session for _, session in parts], grace_seconds=grace, reap=reap)
+    for process, _ in parts:
+        process.wait(STOP_SECONDS)
 
 
 @contextmanager
-def signals_held() -> Iterator[None]:
-    """Keeps a second Ctrl-C from interrupting the clearing up that the first one began."""
-    if sys.platform != "linux" or not _in_main_thread():
+def signals_held(*, replay: bool) -> Iterator[None]:
+    """Puts off Ctrl-C and SIGTERM during the block; afterwards they are sent again or dropped.
+
+    Starting: what has been started is noted first. Clearing up: one signal began it, a second must
+    not interrupt it.
+    """
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    held = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
+    caught: list[int] = []
+    signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    held = {s: signal.signal(s, lambda signum, _: caught.append(signum)) for s in signums}
     try:
         yield
     finally:
         for signum, handler in held.items():
             signal.signal(signum, handler)
-
-
-def _in_main_thread() -> bool:
-    import threading
-
-    return threading.current_thread() is threading.main_thread()
+        if caught and replay:
+            signal.raise_signal(caught[0])
 
 
 def tail(path: Path, lines: int = 25) -> str:

@@ -10,6 +10,7 @@ Must not know: engines, servers, the store. Prints one JSON line saying what it 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -51,7 +52,8 @@ def main() -> int:
     removed = stop_sessions(sessions, grace_seconds=GRACE_SECONDS, segments=segments)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps({"processes_ended": left, "segments_removed": removed}), flush=True)
+    with contextlib.suppress(BrokenPipeError):  # A driver that was killed reads no more.
+        print(json.dumps({"processes_ended": left, "segments_removed": removed}), flush=True)
     return 1 if members(sessions) else 0
 
 

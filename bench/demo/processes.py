@@ -21,6 +21,7 @@ from pathlib import Path
 
 SHM_DIR = "/dev/shm/"
 POLL_SECONDS = 0.1
+ORPHAN_SECONDS = 2.0  # For what a leader that has ended left behind to end by itself.
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +152,17 @@ def stop_sessions(
     """Ends every member (SIGTERM, then SIGKILL), removes their segments; returns those removed."""
     sessions = list(sessions)
     segments = (segments or set()) | shared_segments(members(sessions))
+    # The leaders first: they know how to end their children in order, and get the time for it.
+    leaders = {session.sid for session in sessions} & set(members(sessions))
+    deadline = time.monotonic() + grace_seconds
+    for pid in leaders if grace_seconds > 0 else ():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    while leaders & set(members(sessions)) and time.monotonic() < deadline:
+        reap()
+        time.sleep(POLL_SECONDS)
     if grace_seconds > 0:
-        # The leaders first: they know how to end their children in order.
-        for session in sessions:
-            if session.sid in members([session]):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(session.sid, signal.SIGTERM)
-        wait_gone(sessions, grace_seconds, reap)
+        wait_gone(sessions, ORPHAN_SECONDS, reap)
     segments |= shared_segments(members(sessions))
     while signal_all(sessions, signal.SIGKILL):
         wait_gone(sessions, 5.0, reap)

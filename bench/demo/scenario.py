@@ -222,7 +222,7 @@ def budget(answer: Answer, packs_before: int, chunk_bytes: int) -> Counter[str]:
 
     `packs_before` is how many packs the prompt's stored prefix was written as.
     """
-    load = load_budget(packs_before, answer.expected.chunks_reloaded, chunk_bytes)
+    load = load_budget(packs_before, answer.expected.chunks_loaded, chunk_bytes)
     store = store_budget(answer.packs_stored, answer.expected.chunks_new, chunk_bytes)
     return load + store + load_budget(answer.audits, answer.audits, chunk_bytes)
 
