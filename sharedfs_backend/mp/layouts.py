@@ -7,7 +7,8 @@ lookup takes any layout, and the store hits only where there is one. A load that
 layout was another is remembered for its key, so that it costs one failed load and no more (I8).
 
 Under a serializer all objects are plain bytes, whatever the engine's dtype: there the engine's
-dtypes, as hinted, become part of the tensor format. Bounded maps (I9); one lock around arithmetic.
+dtypes, which its lookups hint before it stores, become part of the tensor format. Bounded maps
+(I9); one lock around arithmetic.
 """
 
 from __future__ import annotations
@@ -65,23 +66,36 @@ class LayoutBook:
         with self._lock:
             seen = self._seen((slot, group))
             seen.hinted.add(hinted.dtypes)
-            if self._serialized():
-                tag = _serialized_format(seen.hinted)
-                found = [layout for layout in seen.used if layout.tensor_format == tag]
-                return found[0] if len(found) == 1 else None
-            for layout in seen.used:
-                if (layout.dtypes, layout.shapes) == (hinted.dtypes, hinted.shapes):
-                    return layout
+            if not self._serialized():
+                for layout in seen.used:
+                    if (layout.dtypes, layout.shapes) == (hinted.dtypes, hinted.shapes):
+                        return layout
             return None
 
     def trial(self, slot: Slot, group: int, desc: Any) -> LayoutDescriptor | None:
-        """The hint as it stands, as long as no object of the group has shown the truth."""
-        if self._serialized():
-            return None
+        """A layout to ask for first: the hint as it stands, while no object has shown the truth;
+        under a serializer, what the engine's own objects became."""
         with self._lock:
-            if self._seen((slot, group)).used:
+            seen = self._seen((slot, group))
+            if self._serialized():
+                tag = _serialized_format(seen.hinted)
+                ours = [layout for layout in seen.used if layout.tensor_format == tag]
+                return ours[0] if len(ours) == 1 else None
+            if seen.used:
                 return None
         return self._read_hint(desc)
+
+    def fitting(
+        self, ours: Sequence[LayoutDescriptor], there: Sequence[LayoutDescriptor | None]
+    ) -> list[LayoutDescriptor]:
+        """What to load as, where a serializer stands between and the store has `there`.
+
+        Bytes stored before any engine had told its dtypes fit every engine.
+        """
+        return [
+            held if held is not None and _fits(held, own) else own
+            for own, held in zip(ours, there, strict=True)
+        ]
 
     def in_use(self, slot: Slot, group: int) -> list[LayoutDescriptor]:
         """Layouts this process has seen on the group's objects."""
@@ -115,6 +129,11 @@ class LayoutBook:
             self._mismatched.move_to_end((realm, digest))
             if len(self._mismatched) > MISMATCHES_MAX:
                 self._mismatched.popitem(last=False)
+
+    @property
+    def serialized(self) -> bool:
+        """Whether LMCache's serializer stands between the engine and us."""
+        return self._serialized()
 
     @property
     def mismatches(self) -> int:
@@ -153,6 +172,12 @@ class LayoutBook:
                 self._hints.clear()
             self._hints[id(desc)] = (desc, layout)
         return layout
+
+
+def _fits(held: LayoutDescriptor, own: LayoutDescriptor) -> bool:
+    open_ended = _serialized_format(set())
+    same = (held.dtypes, held.shapes) == (own.dtypes, own.shapes)
+    return same and open_ended in (held.tensor_format, own.tensor_format)
 
 
 def _serialized_format(hinted: set[tuple[str, ...]]) -> str:

@@ -143,6 +143,9 @@ class Runner:
             groups = [load.keys[place].object_group_id for place in part.places]
             objects = [load.objects[place] for place in part.places]
             layouts = self._layouts.of_objects(part.slot, groups, objects)
+            if self._layouts.serialized:
+                there = self._store.layouts_of(part.digests, realm=part.realm)
+                layouts = self._layouts.fitting(layouts, there)
             views = [self._view(obj, writable=True) for obj in objects]
             with load.lock:
                 rows = [

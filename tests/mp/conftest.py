@@ -11,6 +11,7 @@ import pytest
 
 with warnings.catch_warnings():  # what LMCache's own imports warn about is not ours to change
     warnings.simplefilter("ignore")
+    import lmcache.v1.distributed.storage_manager  # noqa: F401  # warns when imported
     from lmcache.v1.distributed.l2_adapters.factory import load_all_adapters
 
     from sharedfs_backend.mp import SharedFSL2Adapter
