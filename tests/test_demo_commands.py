@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 from bench.demo import install
 from bench.demo.replica_spec import (
+    EXAMPLES,
     Ports,
     ReplicaSpec,
     child_environment,
@@ -31,6 +34,25 @@ def test_the_adapter_is_handed_to_the_server_as_one_json_argument() -> None:
         "class_name": "SharedFSL2Adapter",
         "adapter_params": {"root": "/mnt/kv"},
     }
+
+
+def test_the_example_launch_script_hands_both_configurations_over_whole(tmp_path: Path) -> None:
+    done = tmp_path / "lmcache.out"
+    for name, first in (("lmcache", ":"), ("vllm", f"until [ -e {done} ]; do sleep 0.01; done")):
+        out = tmp_path / name
+        write = f'for a in "$@"; do printf "%s\\0" "$a"; done >{out}.new; mv {out}.new {out}.out'
+        out.write_text(f"#!/bin/sh\n{first}\n{write}\n")
+        out.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    script = EXAMPLES / "mp.sh"
+    subprocess.run([script, "--port", "1"], env={"PATH": path, "MODEL": "/models/m"}, check=True)
+    server = done.read_text().split("\0")
+    engine = (tmp_path / "vllm.out").read_text().split("\0")
+    assert json.loads(after(server, "--l2-adapter")) == plugin_adapter("/mnt/shared/kv")
+    connector = json.loads(after(engine, "--kv-transfer-config"))["kv_connector_extra_config"]
+    assert str(connector["lmcache.mp.port"]) == after(server, "--port")
+    assert engine[:2] == ["serve", "/models/m"]
+    assert engine[-3:-1] == ["--port", "1"]
 
 
 def test_without_an_adapter_the_server_has_no_second_tier() -> None:

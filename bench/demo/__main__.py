@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from rich.console import Console
 
 from bench.demo import namespace, report
 from bench.demo.fleet import Fleet, FleetError
+from bench.demo.model import ModelError, ensure_model_apart
 from bench.demo.replica_spec import REPOSITORY, ReplicaSpec, plugin_adapter
 from bench.demo.scenario import Plan, Row, Scenario
 
@@ -41,7 +41,7 @@ def demo(
     signal.signal(signal.SIGHUP, _terminate)
     try:
         code = run(console, small=small, fs_native=fs_native)
-    except FleetError as error:
+    except (FleetError, ModelError) as error:
         console.print(f"FAILED: {error}", markup=False, highlight=False)
         code = 2
     except KeyboardInterrupt:
@@ -55,7 +55,7 @@ def run(console: Console, *, small: bool, fs_native: bool) -> int:
     begin = time.monotonic()
     choice = namespace.choose(os.environ.get("NAMESPACE"), WORK / "namespace")
     console.print(f"namespace: {choice.root} ({choice.reason})", highlight=False)
-    model = make_model(WORK / "model")
+    model = ensure_model_apart(WORK / "model")
     adapter = plugin_adapter(choice.root)
     if fs_native:
         adapter = {"type": "fs_native", "base_path": str(choice.root)}
@@ -101,15 +101,6 @@ def conclude(console: Console, rows: Sequence[Row], root: Path, seconds: float) 
             f"all {len(rows)} lines as they had to be, in {seconds:.0f} s", highlight=False
         )
     return 1 if failed else 0
-
-
-def make_model(directory: Path) -> Path:
-    """Returns the model's directory, written by a process of its own (torch is 300 MB resident)."""
-    command = [sys.executable, "-m", "bench.demo.model", str(directory)]
-    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise FleetError(f"the model could not be written:\n{result.stdout}{result.stderr}")
-    return directory
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:

@@ -1,8 +1,9 @@
-"""What a replica is, and the commands and environment that make one. Pure.
+"""What a replica is, and the commands and environment that make one.
 
 The engine tests and the demo describe replicas by `ReplicaSpec`: model, dtype, adapter, LoRA,
 tensor parallelism, environment; in-process mode instead of a server. The flags are those with which
-two real engines run on one small machine without a GPU.
+two real engines run on one small machine without a GPU. The configurations are the examples that
+users copy (launch/config), with this replica's root and ports.
 
 Must not know: processes, HTTP, the store beyond the adapter configuration it writes.
 """
@@ -15,8 +16,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLES = REPOSITORY / "launch" / "config"
 CHUNK_TOKENS = 256
 BLOCK_TOKENS = 128  # vLLM's KV block on CPU.
 
@@ -63,13 +66,9 @@ class Ports:
 
 
 def plugin_adapter(root: Path | str, **settings: object) -> dict[str, object]:
-    """Returns the --l2-adapter value for our plugin on that namespace."""
-    return {
-        "type": "plugin",
-        "module_path": "sharedfs_backend.mp",
-        "class_name": "SharedFSL2Adapter",
-        "adapter_params": {"root": str(root), **settings},
-    }
+    """Returns the --l2-adapter value of the example that users copy, on that namespace."""
+    adapter: dict[str, object] = json.loads((EXAMPLES / "mp-adapter.json").read_text())
+    return {**adapter, "adapter_params": {"root": str(root), **settings}}
 
 
 def server_command(spec: ReplicaSpec, ports: Ports) -> list[str]:
@@ -86,15 +85,7 @@ def server_command(spec: ReplicaSpec, ports: Ports) -> list[str]:
 
 def engine_command(spec: ReplicaSpec, ports: Ports) -> list[str]:
     """Returns the command line of the replica's vLLM engine."""
-    connector = spec.kv_transfer_config or {
-        "kv_connector": "LMCacheMPConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "lmcache.mp.host": "tcp://127.0.0.1",
-            "lmcache.mp.port": ports.server,
-            "lmcache.mp.mp_transfer_mode": "lmcache_driven",
-        },
-    }
+    connector = spec.kv_transfer_config or server_connector(ports)
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", spec.model_argument or str(spec.model), "--host", "127.0.0.1"]
     command += ["--port", str(ports.engine), "--dtype", spec.dtype, "--enforce-eager"]
@@ -108,6 +99,16 @@ def engine_command(spec: ReplicaSpec, ports: Ports) -> list[str]:
         command += ["--enable-lora", "--lora-modules"]
         command += [f"{name}={path}" for name, path in spec.loras.items()]
     return [*command, *spec.engine_arguments]
+
+
+def server_connector(ports: Ports) -> dict[str, object]:
+    """Returns the --kv-transfer-config value of the example, for this replica's own server."""
+    connector: dict[str, Any] = json.loads((EXAMPLES / "mp-connector.json").read_text())
+    connector["kv_connector_extra_config"] |= {
+        "lmcache.mp.port": ports.server,
+        "lmcache.mp.mp_transfer_mode": "lmcache_driven",  # What works between CPU processes.
+    }
+    return connector
 
 
 def child_environment(spec: ReplicaSpec, scratch: Path) -> dict[str, str]:
