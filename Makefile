@@ -12,16 +12,18 @@ help:  ## this list
 preflight:  ## says what this machine lacks for the demo, and what to do about it
 	@$(PYTHON) bench/demo/preflight.py
 
-setup: preflight
+setup:  ## installs what the demo needs into .venv; does nothing when that is current
+	@$(PYTHON) bench/demo/preflight.py install
 	@$(PYTHON) bench/demo/install.py run
 
-setup-dev: preflight
+setup-dev:  ## the same, with what tests, lint and types need
+	@$(PYTHON) bench/demo/preflight.py install
 	@$(PYTHON) bench/demo/install.py test
 
-demo: setup  ## two replicas share a prefix through one directory (NAMESPACE=/mnt/... for a real mount)
+demo: preflight setup  ## two replicas share a prefix through one directory (NAMESPACE=/mnt/... for a real mount)
 	@$(VENV)/python -m bench.demo
 
-test: setup-dev  ## all tests, those on real engines included (about 10 GB of memory)
+test: preflight setup-dev  ## all tests, those on real engines included (about 10 GB of memory)
 	$(VENV)/python -m pytest
 
 test-unit: setup-dev  ## all tests but those on real engines

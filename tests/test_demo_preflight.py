@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from bench.demo import preflight
-from bench.demo.preflight import GB, GIB, Machine, cgroup_memory, parse_meminfo, problems
+from bench.demo.preflight import (
+    GB,
+    GIB,
+    Machine,
+    cgroup_memory,
+    install_problems,
+    parse_meminfo,
+    problems,
+)
 
 GOOD = Machine(
     python=(3, 11),
@@ -16,6 +24,7 @@ GOOD = Machine(
     system="Linux",
     architecture="x86_64",
     cpu_flags=frozenset({"sse2", "avx2"}),
+    has_numa_library=True,
     memory_bytes=12 * GB,
     memory_free_bytes=11 * GB,
     memory_limit_from="the machine",
@@ -39,6 +48,7 @@ def test_a_sufficient_machine_has_no_problem() -> None:
         ({"architecture": "aarch64"}, "Linux on aarch64"),
         ({"system": "Darwin"}, "Darwin on x86_64"),
         ({"cpu_flags": frozenset({"sse2"})}, "no AVX2"),
+        ({"has_numa_library": False}, "libnuma.so.1 is missing"),
         ({"memory_bytes": 8 * GB}, "8.0 GB of memory"),
         ({"memory_free_bytes": 4 * GB}, "4.0 GB of memory free"),
         ({"disk_free_bytes": 5 * GB}, "5.0 GB of disk free"),
@@ -53,6 +63,12 @@ def test_each_lack_is_named_once_with_a_remedy(change: dict[str, object], lackin
     assert len(found) == 1
     assert lacking in found[0].lacking
     assert len(found[0].remedy) > 20
+
+
+def test_an_installation_needs_neither_the_memory_nor_the_cores_of_two_engines() -> None:
+    small = replace(GOOD, memory_bytes=GB, shm_free_bytes=0, cores=1)
+    assert install_problems(small) == []
+    assert len(install_problems(replace(GOOD, disk_free_bytes=0))) == 1
 
 
 def test_all_lacks_are_told_at_once() -> None:

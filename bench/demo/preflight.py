@@ -41,6 +41,7 @@ class Machine:
     system: str
     architecture: str
     cpu_flags: frozenset[str]
+    has_numa_library: bool
     memory_bytes: int | None
     memory_free_bytes: int | None
     memory_limit_from: str
@@ -62,11 +63,16 @@ class Problem:
 def problems(machine: Machine) -> list[Problem]:
     """Returns everything that stands in the way, most basic first; empty when nothing does."""
     return [
-        *_platform_problems(machine),
+        *install_problems(machine),
         *_memory_problems(machine),
-        *_space_problems(machine),
+        *_shm_problems(machine),
         *_other_problems(machine),
     ]
+
+
+def install_problems(machine: Machine) -> list[Problem]:
+    """Returns what stands in the way of installing; lint and unit tests need no more."""
+    return [*_platform_problems(machine), *_disk_problems(machine)]
 
 
 def _platform_problems(machine: Machine) -> Iterable[Problem]:
@@ -92,6 +98,12 @@ def _platform_problems(machine: Machine) -> Iterable[Problem]:
             "use a processor made after about 2015: vLLM's CPU build needs AVX2",
         )
 
+    if machine.system == "Linux" and not machine.has_numa_library:
+        yield Problem(
+            "libnuma.so.1 is missing, which vLLM's CPU build links",
+            "on Debian and Ubuntu: apt install libnuma1",
+        )
+
 
 def _memory_problems(machine: Machine) -> Iterable[Problem]:
     if machine.memory_bytes is not None and machine.memory_bytes < MEMORY_BYTES:
@@ -107,7 +119,7 @@ def _memory_problems(machine: Machine) -> Iterable[Problem]:
         )
 
 
-def _space_problems(machine: Machine) -> Iterable[Problem]:
+def _disk_problems(machine: Machine) -> Iterable[Problem]:
     wanted = DISK_INSTALLED_BYTES if machine.installed else DISK_BYTES
     if machine.disk_free_bytes < wanted:
         yield Problem(
@@ -115,6 +127,9 @@ def _space_problems(machine: Machine) -> Iterable[Problem]:
             f"{gb(wanted)}",
             "free some, or clone the repository to a larger disk",
         )
+
+
+def _shm_problems(machine: Machine) -> Iterable[Problem]:
     if machine.shm_free_bytes is None:
         yield Problem("there is no /dev/shm", "mount one: mount -t tmpfs -o size=4g tmpfs /dev/shm")
     elif machine.shm_free_bytes < SHM_BYTES:
@@ -157,6 +172,7 @@ def gather(repository: Path = REPOSITORY) -> Machine:
         has_venv=_has_module("ensurepip") and _has_module("venv"),
         system=platform.system(),
         architecture=platform.machine(),
+        has_numa_library=_has_library("libnuma.so.1"),
         cpu_flags=parse_cpu_flags(Path("/proc/cpuinfo").read_text()),
         memory_bytes=total,
         memory_free_bytes=available,
@@ -259,12 +275,26 @@ def _has_module(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
+def _has_library(name: str) -> bool:
+    import ctypes
+
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
 def main() -> int:
-    """Prints each problem with its remedy; the exit code is 0 when there is none."""
+    """Prints each problem with its remedy; the exit code is 0 when there is none.
+
+    With the argument `install` only what an installation needs is looked at.
+    """
     if platform.system() != "Linux":
         print("preflight: this runs on Linux only", file=sys.stderr)
         return 1
-    found = problems(gather())
+    judge = install_problems if sys.argv[1:] == ["install"] else problems
+    found = judge(gather())
     for problem in found:
         print(f"preflight: {problem.lacking}\n    -> {problem.remedy}", file=sys.stderr)
     return 1 if found else 0
