@@ -183,7 +183,11 @@ def decode_header(data: Buffer, seal: Seal) -> PackHeader:
 
 def encode_trailer(total_bytes: int, header_checksum: bytes, seal: Seal) -> bytes:
     """The last 4096 bytes of a pack. `header_checksum` is the last 16 bytes of its header."""
-    if len(header_checksum) != DIGEST_BYTES or not 0 < total_bytes <= SIZE_MAX or total_bytes % 4096:
+    if (
+        len(header_checksum) != DIGEST_BYTES
+        or not 0 < total_bytes <= SIZE_MAX
+        or total_bytes % 4096
+    ):
         raise ValueError("an impossible trailer")
     body = build_head(TRAILER_MAGIC, 0, total_bytes, _TRAILER_FIELDS.pack(header_checksum))
     body += bytes(TRAILER_BYTES - DIGEST_BYTES - len(body))

@@ -18,6 +18,7 @@ from sharedfs_backend.layout import (
     EntryTable,
     NewerVersion,
     PackHeader,
+    Purpose,
     Seal,
     SettingsRecord,
     Stop,
@@ -67,6 +68,8 @@ def test_too_few_bytes_are_truncated_and_other_bytes_are_foreign() -> None:
         decode_header(data[:4095], PLAIN)
     with pytest.raises(BadMagic):
         decode_header(bytes(4096), PLAIN)
+    with pytest.raises(BadValue):
+        peek_header_bytes(make_vectors.reseal(data[:4096], Purpose.PACK_HEADER, PLAIN, major=0))
     with pytest.raises(NewerVersion):
         peek_header_bytes(vector("pack-newer.bin").data[:64])
 
@@ -89,7 +92,7 @@ def breaches() -> list[tuple[str, PackHeader]]:
     ]
 
 
-def with_offsets(offsets: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> PackHeader:
+def with_offsets(offsets: Any) -> PackHeader:
     return replace(HEADER, entries=replace(HEADER.entries, offsets=offsets.tobytes()))
 
 
@@ -132,10 +135,11 @@ def test_a_snapshot_with_a_number_out_of_range_is_never_written(column: str, val
 
 def test_a_snapshot_whose_columns_point_outside_the_file_is_refused() -> None:
     data = vector("snapshot.arrow").data
-    ends = struct.pack("<4Q", 0, 48, 96, 96)
-    assert data.count(ends) == 2  # of keys and of checksums
-    for last in (1 << 40, 96 + 4096, 16):
-        hostile = data.replace(ends, struct.pack("<4Q", 0, 48, 96, last))
+    wide, narrow = struct.pack("<4Q", 0, 48, 96, 96), struct.pack("<4Q", 0, 24, 48, 48)
+    assert (data.count(wide), data.count(narrow)) == (2, 2)  # where each row's values end
+    for rows in (7 + 4096, 1):
+        hostile = data.replace(wide, struct.pack("<4Q", 0, 48, 96, 16 * rows))
+        hostile = hostile.replace(narrow, struct.pack("<4Q", 0, 24, 48, 8 * rows))
         with pytest.raises(BadValue):
             decode_snapshot(resealed_snapshot(hostile), PLAIN)
 
