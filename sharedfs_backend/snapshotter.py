@@ -47,6 +47,7 @@ class Snapshotter:
         self._lease_seconds = context.settings.lease_seconds
         self._ledger = ledger
         self._reader = reader
+        self._generation = 0
 
     # -- whether -----------------------------------------------------------------------------
 
@@ -91,7 +92,9 @@ class Snapshotter:
         parents = tuple(sorted(self._reader.adopted))
         known = [*parents, *self._reader.invalid()]
         generation = 1 + max((name.generation for name in known), default=0)
-        name = SnapshotName(generation, writer)
+        # A name is never used twice, also when its file was deleted since (I1).
+        self._generation = max(generation, self._generation + 1)
+        name = SnapshotName(self._generation, writer)
         gathered = self._gather(name, parents, start, realms)
         data = encode_snapshot(gathered, self._seal)
         try:
