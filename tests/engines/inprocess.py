@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]  # its stubs are not installed
 
 from bench.demo.replica_spec import ReplicaSpec
 
@@ -23,7 +23,7 @@ CONNECTOR = {
 
 
 def lmcache_config(root: Path, **changes: object) -> dict[str, Any]:
-    """The example configuration on this root; `sharedfs.*` and LMCache's own keys may be changed."""
+    """The example on this root, with LMCache's own keys and `sharedfs.*` ones changed."""
     config: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     config["extra_config"]["sharedfs.root"] = str(root)
     for name, value in changes.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 with warnings.catch_warnings():  # what LMCache's own imports warn about is not ours to change
@@ -30,6 +31,7 @@ from tests.mp.fake_store import FakeRealm, FakeStore
 
 TOKEN_DATABASE = lmcache.v1.token_database
 VLLM_HASHES = vllm.v1.core.kv_cache_utils
+FLOAT16 = torch.float16
 LAYERS, TOKENS, HEADS, HEAD = 4, 16, 2, 8
 ROOT = "/nowhere"
 SHA = {"pre_caching_hash_algorithm": "sha256_cbor"}
@@ -57,6 +59,11 @@ def config(extra: dict[str, Any] | None = None, **values: Any) -> Any:
     for name, value in {"max_local_cpu_size": 0.01, "extra_config": extra, **SHA, **values}.items():
         setattr(made, name, value)
     return made
+
+
+def config_from(path: Path) -> Any:
+    """What LMCache makes of a configuration file."""
+    return LMCacheEngineConfig.from_file(str(path))
 
 
 def metadata(**values: Any) -> Any:

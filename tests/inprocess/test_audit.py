@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sharedfs_backend.audit import AuditVerdict, compare
+from sharedfs_backend.audit import AuditVerdict, _to_float, compare
 from sharedfs_backend.layout import LayoutDescriptor
 from tests.inprocess.random_llama import (
     HEAD,
@@ -63,6 +63,15 @@ def dtype(request: pytest.FixtureRequest) -> str:
 def verdict(stored: Floats, own: Floats, dtype: str, form: str = "KV_2LTD") -> AuditVerdict:
     encode = ENCODERS[dtype]
     return compare(encode(stored), encode(own), layout(dtype, stored.shape, form)).verdict
+
+
+def test_bits_become_the_numbers_they_stand_for(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    data = ENCODERS[dtype](OURS[0, 0])
+    expected = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).float().numpy()
+    bits = np.frombuffer(data, {1: "u1", 2: "<u2", 4: "<f4"}[len(data) // expected.size])
+    bits = bits.view("<f2") if dtype == "float16" else bits
+    assert np.array_equal(_to_float(bits, dtype), expected)
 
 
 def test_equal_bytes_are_the_same(dtype: str) -> None:
@@ -126,6 +135,8 @@ def test_one_layers_tensors_are_judged_in_either_order(form: str) -> None:
         for whole in (OTHER_HARDWARE, OURS, forward(weights(1), TOKENS))
     )
     assert verdict(theirs, ours, "bfloat16", form) is AuditVerdict.CLOSE
+    encode = ENCODERS["bfloat16"]
+    assert compare(encode(theirs), encode(ours), layout("bfloat16", ours.shape, form)).slabs == 2
     assert verdict(other, ours, "bfloat16", form) is AuditVerdict.UNRELATED
 
 

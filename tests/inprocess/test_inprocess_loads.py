@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.inprocess.engine import TOKENS, Engine, fill_of, key, metadata, start, torch
+from tests.inprocess.engine import FLOAT16, TOKENS, Engine, fill_of, key, metadata, start
 
 
 def filled(engine: Engine, count: int) -> list[Any]:
@@ -146,7 +146,7 @@ def test_lookups_count_leading_hits(engine: Engine) -> None:
 
 def test_another_dtype_or_head_count_is_a_miss(engine: Engine) -> None:
     filled(engine, 1)
-    for other in ({"kv_dtype": torch.float16}, {"kv_shape": (4, 2, TOKENS, 1, 16 * 2)}):
+    for other in ({"kv_dtype": FLOAT16}, {"kv_shape": (4, 2, TOKENS, 1, 16 * 2)}):
         stranger = start(store=engine.store, meta=metadata(**other))
         assert not stranger.backend.contains(key(0))
         stranger.close()

@@ -18,9 +18,9 @@ from tests.inprocess.engine import (
     TOKEN_DATABASE,
     VLLM_HASHES,
     Engine,
-    LMCacheEngineConfig,
     Store,
     config,
+    config_from,
     metadata,
     start,
 )
@@ -35,7 +35,7 @@ def no_hash_seed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start_with_example(root: Path) -> Engine:
     """An engine configured by the example file, with nothing but its root replaced."""
-    made = LMCacheEngineConfig.from_file(str(EXAMPLE))
+    made = config_from(EXAMPLE)
     made.extra_config["sharedfs.root"] = str(root)
     made.max_local_cpu_size = 0.01
     return start(made=made)
@@ -43,7 +43,7 @@ def start_with_example(root: Path) -> Engine:
 
 def test_the_example_configuration_is_four_lines_and_complete() -> None:
     assert len(EXAMPLE.read_text().splitlines()) == 4
-    made = LMCacheEngineConfig.from_file(str(EXAMPLE))
+    made = config_from(EXAMPLE)
     assert made.storage_plugins == ["sharedfs"]
     assert settings_from(made.extra_config) == Settings(root="/mnt/shared/kv")
 
@@ -53,7 +53,7 @@ def test_lmcache_loads_the_plugin_that_the_example_names(tmp_path: Path) -> None
 
     from lmcache.v1.storage_backend import storage_plugin_launcher
 
-    made = LMCacheEngineConfig.from_file(str(EXAMPLE))
+    made = config_from(EXAMPLE)
     made.extra_config["sharedfs.root"] = str(tmp_path / "kv")
     backends: OrderedDict[str, Any] = OrderedDict()
     storage_plugin_launcher(made, metadata(), None, None, "cpu", backends)
