@@ -33,11 +33,16 @@ SUSPEND_SECONDS = (1.0, 4.0, 15.0, 60.0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadItem:
-    """One wanted chunk: its key (16 bytes), where to put it, and the layout the caller expects."""
+    """One wanted chunk: its key (16 bytes), where to put it, and the layout the caller expects.
+
+    With `exact=False` the buffer may be larger than the chunk, which then fills its front: a
+    serializer's buffers are as large as its output may become.
+    """
 
     key: bytes
     buffer: memoryview
     layout: LayoutDescriptor
+    exact: bool = True
 
 
 class LoadTask:
@@ -177,7 +182,8 @@ class Loader:
                 self._missed(task, (index,), "unknown")
                 continue
             reads.append(ChunkRead(pack.name, offset, length, located.checksum(index)))
-            buffers.append(items[index].buffer)
+            item = items[index]
+            buffers.append(item.buffer if item.exact else item.buffer[:length])
             places.append((index, pack_id))
         positions: dict[bytes, list[int]] = {}
         for at, (index, _) in enumerate(places):

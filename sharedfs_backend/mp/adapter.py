@@ -28,6 +28,7 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 
 from sharedfs_backend.gate import Gate
 from sharedfs_backend.lmcache_common import Memory
+from sharedfs_backend.misses import MissKind
 from sharedfs_backend.mp.calls import Pending, Splitter
 from sharedfs_backend.mp.config import SharedFSL2AdapterConfig
 from sharedfs_backend.mp.dispatcher import Dispatcher, Work
@@ -50,6 +51,23 @@ RECONCILE_KEYS = 1024
 
 CLOSE_SECONDS = 5.0
 """For work under way when the adapter is closed."""
+
+_ALWAYS: Mapping[str, int] = {
+    **{f"load_misses_{kind.value}": 0 for kind in MissKind},
+    "load_misses_layout": 0,
+    "bytes_loaded": 0,
+    "bytes_stored": 0,
+    "chunks_found": 0,
+    "chunks_missed": 0,
+    "chunks_loaded": 0,
+    "chunks_stored": 0,
+    "chunks_deduplicated": 0,
+    "chunks_dropped": 0,
+    "packs_dropped": 0,
+    "packs_unlinked": 0,
+    "sweeps_asked": 0,
+}
+"""Shown from the start: a dashboard cannot tell a number that is missing from one that is zero."""
 
 
 class SharedFSL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is untyped
@@ -241,10 +259,10 @@ class SharedFSL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is
             "adapter_keys_known": len(self._known),
         }
         own |= {
-            name if name.startswith("misses_") else f"adapter_{name}": value
+            name if name in _ALWAYS else f"adapter_{name}": value
             for name, value in self._stats.snapshot().items()
         }
-        return {**own, **self._store.stats()}
+        return {**_ALWAYS, **own, **self._store.stats()}
 
     @guarded(nothing, allowed=ValueError)
     def set_backend_identity(self, name: str, shared: bool = False) -> None:

@@ -18,8 +18,15 @@ from prometheus_client.core import GaugeMetricFamily
 
 Source = Callable[[], Mapping[str, int | float]]
 
-# `misses_corrupt` becomes sharedfs_misses{reason="corrupt"}; the same for these families.
-_FAMILIES = {"misses": "reason", "failures": "kind", "operations": "operation"}
+# `load_misses_checksum` becomes sharedfs_load_misses{reason="checksum"}; so do these families.
+_FAMILIES = {
+    "load_misses": "reason",
+    "stores_dropped": "reason",
+    "stores_failed": "reason",
+    "failures": "kind",
+    "operations": "operation",
+    "pack_operations": "operation",
+}
 _UNFIT = re.compile(r"[^a-zA-Z0-9_]")
 
 
@@ -70,19 +77,15 @@ class Metrics:
 def _add(
     families: dict[str, GaugeMetricFamily], name: str, value: int | float, owner: tuple[str, str]
 ) -> None:
-    head, _, rest = name.partition("_")
-    label = _FAMILIES.get(head) if rest else None
-    full = "sharedfs_" + _UNFIT.sub("_", head if label else name)
-    labels = ["namespace", "adapter", *([label] if label else [])]
-    family = families.get(full)
+    head = next((head for head in _FAMILIES if name.startswith(head + "_")), None)
+    shown = _UNFIT.sub("_", head or name)
+    family = families.get(shown)
     if family is None:
-        family = GaugeMetricFamily(
-            full, f"SharedFSBackend: {head if label else name}", labels=labels
-        )
-        families[full] = family
-    if label is None and "reason" in family._labelnames:
-        return  # a plain total beside a family of the same name: the sum of its parts
-    family.add_metric([*owner, *([rest] if label else [])], float(value))
+        labels = ["namespace", "adapter", *([_FAMILIES[head]] if head else [])]
+        text = f"SharedFSBackend: {shown.replace('_', ' ')}"
+        family = GaugeMetricFamily(f"sharedfs_{shown}", text, labels=labels)
+        families[shown] = family
+    family.add_metric([*owner, *([name.removeprefix(f"{head}_")] if head else [])], float(value))
 
 
 METRICS = Metrics()

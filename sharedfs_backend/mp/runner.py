@@ -143,13 +143,14 @@ class Runner:
             groups = [load.keys[place].object_group_id for place in part.places]
             objects = [load.objects[place] for place in part.places]
             layouts = self._layouts.of_objects(part.slot, groups, objects)
-            if self._layouts.serialized:
+            exact = not self._layouts.serialized
+            if not exact:
                 there = self._store.layouts_of(part.digests, realm=part.realm)
                 layouts = self._layouts.fitting(layouts, there)
             views = [self._view(obj, writable=True) for obj in objects]
             with load.lock:
                 rows = [
-                    (place, digest, LoadItem(digest, view, layout))
+                    (place, digest, LoadItem(digest, view, layout, exact))
                     for place, digest, view, layout in zip(
                         part.places, part.digests, views, layouts, strict=True
                     )
@@ -189,7 +190,7 @@ class Runner:
         for item, layout in zip(failed, there, strict=True):
             if layout is not None and layout != item.layout:
                 self._layouts.mismatch(part.realm.digest, item.key, item.layout)
-                self._stats.add("misses_layout")
+                self._stats.add("load_misses_layout")
 
     def loaded(self, load: Load) -> None:
         """All parts are in: report."""

@@ -170,7 +170,7 @@ class FakeStore:
         return FakeUsage(sum(sizes), 1, len(sizes))
 
     def stats(self) -> dict[str, int | float]:
-        return {"misses_corrupt": 2, "bytes_loaded": 5, "catalog_chunks": len(self.chunks)}
+        return {"load_misses_checksum": 2, "bytes_loaded": 5, "catalog_chunks": len(self.chunks)}
 
     def close(self, timeout_seconds: float = 5.0) -> None:
         self.closed += 1
@@ -191,7 +191,9 @@ class FakeStore:
         self._free.wait(10)
         for number, item in enumerate(task.items):
             data = self.chunks.get((realm.digest, item.key), {}).get(item.layout)
-            if data is None or len(data) > len(item.buffer) or item.key in self.fail_loads:
+            if data is None or item.key in self.fail_loads:
+                continue
+            if len(data) > len(item.buffer) or (item.exact and len(data) < len(item.buffer)):
                 continue
             with task.gate:
                 if number not in task.shut:

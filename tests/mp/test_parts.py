@@ -264,10 +264,10 @@ def test_a_secret_never_gets_into_a_tag() -> None:
 def test_our_numbers_stand_beside_lmcaches_and_leave_with_the_adapter() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    one = metrics.add("/a", lambda: {"misses_corrupt": 2, "bytes_loaded": 7})
+    one = metrics.add("/a", lambda: {"load_misses_checksum": 2, "bytes_loaded": 7})
     two = metrics.add("/b", lambda: {"bytes_loaded": 8})
     text = generate_latest(registry).decode()
-    assert 'sharedfs_misses{adapter="1",namespace="/a",reason="corrupt"} 2.0' in text
+    assert 'sharedfs_load_misses{adapter="1",namespace="/a",reason="checksum"} 2.0' in text
     assert 'sharedfs_bytes_loaded{adapter="2",namespace="/b"} 8.0' in text
     metrics.remove(one)
     assert "/a" not in generate_latest(registry).decode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from lmcache.v1.distributed.config import (
     StorageManagerConfig,
 )
 from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_config
+from lmcache.v1.distributed.serde import register_serde_factory
+from lmcache.v1.distributed.serde.async_processor import AsyncSerdeProcessor
+from lmcache.v1.distributed.serde.base import Deserializer, Serializer
 from lmcache.v1.distributed.storage_manager import StorageManager
 
 from tests.mp.helpers import SHAPE, WAIT_SECONDS, Heard, desc, keys
@@ -138,9 +142,9 @@ def test_dtypes_do_not_cross_hit_through_the_store(tmp_path: Path, serve: Any) -
     first, second = serve(plugin(tmp_path / "ns")), serve(plugin(tmp_path / "ns"))
     first.write(keys(3), torch.float32)
     assert second.read(keys(3), torch.bfloat16) == []
-    assert second.ours.metrics()["misses_layout"] == 3
+    assert second.ours.metrics()["load_misses_layout"] == 3
     assert second.read(keys(3), torch.bfloat16) == []
-    assert second.ours.metrics()["misses_layout"] == 3
+    assert second.ours.metrics()["load_misses_layout"] == 3
     written = second.write(keys(3, salt="x"), torch.bfloat16)
     assert same(first.read(keys(3, salt="x"), torch.bfloat16), written)
 
@@ -175,6 +179,36 @@ def test_serialized_chunks_stored_before_any_lookup_are_loaded_too(
     first, second = serve(spec), serve(spec)
     first.write(keys(3))
     assert len(second.read(keys(3))) == 3
+
+
+class Packer(Serializer, Deserializer):  # type: ignore[misc]
+    """A serializer whose output is smaller than the buffer it asked for."""
+
+    def serialize(self, src: Any, dst: Any, key: Any) -> int:
+        data = zlib.compress(bytes(src.byte_array))
+        out = memoryview(dst.byte_array).cast("B")
+        out[:4] = len(data).to_bytes(4, "little")
+        out[4 : 4 + len(data)] = data
+        return 4 + len(data)
+
+    def deserialize(self, src: Any, dst: Any, key: Any) -> None:
+        data = memoryview(src.byte_array).cast("B")
+        length = int.from_bytes(data[:4], "little")
+        memoryview(dst.byte_array).cast("B")[:] = zlib.decompress(data[4 : 4 + length])
+
+    def estimate_serialized_size(self, layout_desc: Any) -> int:
+        sizes = zip(layout_desc.shapes, layout_desc.dtypes, strict=True)
+        return 2 * sum(int(shape.numel()) * int(dtype.itemsize) for shape, dtype in sizes)
+
+
+def test_serialized_sizes_differ_from_the_layout(tmp_path: Path, serve: Any) -> None:
+    register_serde_factory("packer", lambda _kw: AsyncSerdeProcessor(Packer(), Packer()))
+    spec = {**plugin(tmp_path / "ns"), "serde": {"type": "packer"}}
+    first, second = serve(spec), serve(spec)
+    written = first.write(keys(3))
+    assert same(second.read(keys(3)), written)
+    full = sum(tensor.numel() * tensor.itemsize for tensor in written)
+    assert 0 < first.adapter.get_usage().total_bytes_used < full + 3 * 64
 
 
 def test_engines_of_other_dtypes_do_not_cross_hit_through_a_serializer(
