@@ -218,17 +218,17 @@ class Catalog:
         while start < len(added):
             before = int(ends[start] - batch.counts[start])
             stop = max(start + 1, int(np.searchsorted(ends, before + STEP_ROWS, "right")))
-            if self._add_some(batch, slice(start, stop)):
+            if self._add_some(batch, slice(start, stop), int(ends[-1]) - before):
                 added[start:stop] = True
             else:  # not all of them: try each
                 for at in range(start, stop):
-                    added[at] = self._add_some(batch, slice(at, at + 1))
+                    added[at] = self._add_some(batch, slice(at, at + 1), 0)
                     self.refused_chunks += 0 if added[at] else int(batch.counts[at])
             start = stop
         return added
 
-    def _add_some(self, batch: PackBatch, chosen: slice) -> bool:
-        """Enter a few packs; False when they cannot all be."""
+    def _add_some(self, batch: PackBatch, chosen: slice, expected: int) -> bool:
+        """Enter a few packs; False when they cannot all be. `expected` rows come with them."""
         rows = row_numbers(batch.first_rows[chosen], batch.counts[chosen])
         entries = gather(batch.entries, rows)
         if int(entries.length_array().max(initial=0)) > LENGTH_MAX:
@@ -243,7 +243,7 @@ class Catalog:
                 if self._rows.room() < len(rows):
                     self._entries.compact_step()
                     self.compaction_steps += 1
-                elif self._entries.relieve(hashes):
+                elif self._entries.relieve(hashes, expected):
                     self.rebuilds += 1
                 else:
                     self._entries.enter(batch, chosen, entries, hashes)

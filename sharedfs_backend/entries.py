@@ -54,9 +54,9 @@ class Entries:
     def has_room(self, rows: int, packs: int) -> bool:
         return len(self.rows) + rows <= self.chunks_max and packs <= self.packs.room()
 
-    def relieve(self, hashes: U64) -> bool:
+    def relieve(self, hashes: U64, expected: int) -> bool:
         """Rebuild one crowded shard of the index; False when none of those concerned is."""
-        shards, incoming = self.table.crowded(hashes)
+        shards, incoming = self.table.crowded(hashes, expected)
         if not len(shards):
             return False
         self.table.rebuild(int(shards[0]), self.rows.keys, int(incoming[0]))
@@ -103,7 +103,7 @@ class Entries:
         fresh[fresh] = placed
         fresh[index[wins]] = True
         self.rows.flags[rows[fresh]] = INDEXED
-        np.add.at(self.packs.chosen, places[fresh], 1)
+        np.add.at(self.packs.chosen, places[fresh], np.int32(1))
 
     def _best_of_equals(self, places: I64, pairs: U64) -> I64 | None:
         """Indices of rows that no other of these comes before; None when no two are equal."""
@@ -123,7 +123,7 @@ class Entries:
         flags = self.rows.flags
         self.hidden -= int(np.count_nonzero(flags[rows] == (INDEXED | HIDDEN)))
         flags[rows] &= np.uint8(0xFF ^ INDEXED)
-        np.subtract.at(self.packs.chosen, self.rows.packs[rows], 1)
+        np.subtract.at(self.packs.chosen, self.rows.packs[rows], np.int32(1))
 
     # -- removing ----------------------------------------------------------------------------
 

@@ -168,15 +168,18 @@ class KeyTable:
         shard = slot >> (self._base_shift.view(np.int64) + 3)
         self._used -= np.bincount(shard, minlength=len(self._used))
 
-    def crowded(self, hashes: U64) -> tuple[I64, I64]:
-        """(shards to be rebuilt before these keys may be placed, keys coming to each)."""
+    def crowded(self, hashes: U64, expected: int = 0) -> tuple[I64, I64]:
+        """(shards to be rebuilt before these keys may be placed, keys to make room for in each).
+
+        `expected` keys in all are about to come, so that a bulk load grows each shard once.
+        """
         incoming = np.bincount(self._shard(hashes), minlength=len(self._used))
         buckets = self._mask.view(np.int64) + 1
         full = self._used + incoming > buckets * (WIDTH * LOAD_MAX)
         full &= buckets < self._buckets_max
         worn = self._passed_count > self._passed_fresh + np.maximum(buckets * PASSED_MAX, WIDTH)
         shards = np.flatnonzero((full | worn) & (incoming > 0))
-        return shards, incoming[shards]
+        return shards, np.maximum(incoming[shards], expected // len(self._used))
 
     def rebuild(self, shard: int, keys: U64, incoming: int) -> None:
         """Lay one shard out anew with room for `incoming` more. `keys`: of all rows, (n, 2)."""
