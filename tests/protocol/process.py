@@ -57,7 +57,7 @@ class Process:
         while self.fleet.serving and not self.closed:
             self.request(choice.choice(self.fleet.documents))
             self.world.sleep(choice.random() * 2 * self.fleet.scenario.think_seconds)
-            if choice.random() < self.fleet.scenario.graceful_rate:
+            if self.fleet.serving and choice.random() < self.fleet.scenario.graceful_rate:
                 self.close()
 
     def close(self) -> None:
