@@ -6,6 +6,7 @@ replaced; around it only what a CPU machine needs. Must not know: the store.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ CONNECTOR = {
 }
 
 
-def lmcache_config(root: Path, **changes: object) -> dict[str, Any]:
+def lmcache_config(root: Path, changes: Mapping[str, object]) -> dict[str, Any]:
     """The example on this root, with LMCache's own keys and `sharedfs.*` ones changed."""
     config: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     config["extra_config"]["sharedfs.root"] = str(root)
@@ -34,12 +35,20 @@ def lmcache_config(root: Path, **changes: object) -> dict[str, Any]:
     return {"max_local_cpu_size": 0.5, **config}
 
 
-def replica(name: str, model: Path, root: Path, core: str, **changes: object) -> ReplicaSpec:
+def replica(
+    name: str,
+    model: Path,
+    root: Path,
+    core: str,
+    changes: Mapping[str, object],
+    engine_arguments: Sequence[str] = (),
+) -> ReplicaSpec:
     """One engine whose LMCache lives inside it and stores below `root`."""
     return ReplicaSpec(
         name=name,
         model=model,
         core=core,
         kv_transfer_config=CONNECTOR,
-        lmcache_config=lmcache_config(root, **changes),
+        lmcache_config=lmcache_config(root, changes),
+        engine_arguments=engine_arguments,
     )

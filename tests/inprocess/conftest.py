@@ -18,8 +18,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     running = start()
     yield running
-    running.backend.close()
     running.store.let_go()
+    running.backend.close()
     running.store.join()
     left = running.objects_in_use
     running.close()

@@ -27,6 +27,8 @@ MODEL = weights(0)
 EXACT = forward(MODEL, TOKENS)
 OURS = forward(MODEL, TOKENS, bfloat16)
 OTHER_HARDWARE = forward(MODEL, TOKENS, bfloat16_other_order)
+STRANGER = forward(weights(1), TOKENS)
+TUNED = forward(MODEL.perturbed(0.2, seed=3), TOKENS)
 
 
 def layout(dtype: str, shape: tuple[int, ...] = SHAPE, form: str = "KV_2LTD") -> LayoutDescriptor:
@@ -87,12 +89,11 @@ def test_a_float32_pass_and_a_bfloat16_pass_are_close() -> None:
 
 
 def test_other_weights_are_unrelated(dtype: str) -> None:
-    assert verdict(forward(weights(1), TOKENS), OURS, dtype) is AuditVerdict.UNRELATED
+    assert verdict(STRANGER, OURS, dtype) is AuditVerdict.UNRELATED
 
 
 def test_a_strong_fine_tune_of_the_same_base_is_unrelated(dtype: str) -> None:
-    tuned = forward(MODEL.perturbed(0.2, seed=3), TOKENS)
-    assert verdict(tuned, OURS, dtype) is AuditVerdict.UNRELATED
+    assert verdict(TUNED, OURS, dtype) is AuditVerdict.UNRELATED
 
 
 def test_a_faint_fine_tune_is_never_called_the_same() -> None:
@@ -123,7 +124,7 @@ def test_another_tensor_order_is_unrelated() -> None:
 
 def test_channel_offsets_do_not_make_strangers_look_related() -> None:
     offsets = np.random.default_rng(0).normal(0, 50, SHAPE[-1]).astype(np.float32)
-    stranger = forward(weights(1), TOKENS) + offsets
+    stranger = STRANGER + offsets
     assert verdict(stranger, EXACT + offsets, "float32") is AuditVerdict.UNRELATED
 
 
@@ -132,7 +133,7 @@ def test_one_layers_tensors_are_judged_in_either_order(form: str) -> None:
     axes = (1, 0, 2) if form == "KV_T2D" else (0, 1, 2)
     theirs, ours, other = (
         np.ascontiguousarray(whole[:, 3].transpose(axes))
-        for whole in (OTHER_HARDWARE, OURS, forward(weights(1), TOKENS))
+        for whole in (OTHER_HARDWARE, OURS, STRANGER)
     )
     assert verdict(theirs, ours, "bfloat16", form) is AuditVerdict.CLOSE
     encode = ENCODERS["bfloat16"]
@@ -147,8 +148,7 @@ def test_several_tensors_of_several_types_are_judged_together() -> None:
         return ENCODERS["bfloat16"](first) + ENCODERS["float32"](second)
 
     close = compare(pack(OTHER_HARDWARE, OTHER_HARDWARE), pack(OURS, OURS), both)
-    stranger = forward(weights(1), TOKENS)
-    half_wrong = compare(pack(OTHER_HARDWARE, stranger), pack(OURS, OURS), both)
+    half_wrong = compare(pack(OTHER_HARDWARE, STRANGER), pack(OURS, OURS), both)
     assert close.verdict is AuditVerdict.CLOSE
     assert half_wrong.verdict is AuditVerdict.UNRELATED
 
@@ -206,6 +206,6 @@ def test_the_work_is_bounded_however_many_layers_there_are() -> None:
 
 def test_a_report_prints_its_numbers() -> None:
     encode = ENCODERS["bfloat16"]
-    report = compare(encode(forward(weights(1), TOKENS)), encode(OURS), layout("bfloat16"))
+    report = compare(encode(STRANGER), encode(OURS), layout("bfloat16"))
     assert str(report).startswith("unrelated (correlation ")
     assert "100% of 12 slabs" in str(report)
