@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from sharedfs_backend.audit import AuditVerdict, compare
 from sharedfs_backend.context import Context
+from sharedfs_backend.facts import Pack
 from sharedfs_backend.files import FileFailure
 from sharedfs_backend.layout import (
     EMPTY_TABLE,
@@ -27,8 +28,8 @@ from sharedfs_backend.layout import (
     PackCommit,
     PackName,
 )
-from sharedfs_backend.ledger import Ledger, Pack
-from sharedfs_backend.putting import Part, item_of
+from sharedfs_backend.ledger import Ledger
+from sharedfs_backend.puttask import Part, item_of
 from sharedfs_backend.realms import Realm
 from sharedfs_backend.runtime import Lane, LaneFull
 

@@ -16,12 +16,11 @@ Thread-safe: one lock, held around arithmetic only.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 
-import numpy as np
-
-from sharedfs_backend.catalog import Catalog, PackBatch
+from sharedfs_backend.catalog import Catalog
+from sharedfs_backend.facts import BytesKnown, Changes, Pack, WriterView
+from sharedfs_backend.indexing import PackIndex
 from sharedfs_backend.layout import (
     Beat,
     Begin,
@@ -29,6 +28,7 @@ from sharedfs_backend.layout import (
     Coverage,
     Drop,
     End,
+    EntryTable,
     Gone,
     LayoutDescriptor,
     PackCommit,
@@ -42,76 +42,8 @@ from sharedfs_backend.layout import (
 )
 from sharedfs_backend.rules import Rules
 
-LAYOUTS_MAX = 65536
-"""Fingerprints remembered; more layouts than any namespace has."""
-
-
-@dataclass(slots=True, eq=False)
-class Pack:
-    """One pack's facts. `pack_id` is its number in the catalog, -1 when it is not there."""
-
-    name: PackName
-    pack_id: int = -1
-    realm: bytes = b""
-    layout: LayoutDescriptor | None = None
-    rank: int = 0
-    version: int = 0
-    total_bytes: int = 0
-    committed: bool = False
-    dropped: bool = False
-    gone: bool = False
-    snapshotted: bool = False
-    first_seen: float = 0.0
-    dropped_seen: float = 0.0
-    committers: tuple[str, ...] = ()
-
-    @property
-    def live(self) -> bool:
-        return self.committed and not self.dropped and not self.gone
-
-
-@dataclass(slots=True)
-class WriterView:
-    """How far one journal was read, and when it was last seen to change."""
-
-    writer: str
-    covered: int = 0
-    ended: bool = False
-    vanished: bool = False
-    unreadable: bool = False
-    first_seen: float = 0.0
-    last_change: float = 0.0
-    last_polled: float = 0.0
-    """When its journal was last read without an error: silence is only what was listened to."""
-
-
-@dataclass(slots=True)
-class Usage:
-    """Bytes below the root as far as this process knows."""
-
-    live_bytes: int = 0
-    dropped_bytes: int = 0
-    orphan_bytes: int = 0
-    journal_bytes: int = 0
-    snapshot_bytes: int = 0
-
-    @property
-    def total_bytes(self) -> int:
-        return (
-            self.live_bytes
-            + self.dropped_bytes
-            + self.orphan_bytes
-            + self.journal_bytes
-            + self.snapshot_bytes
-        )
-
-
-@dataclass(slots=True)
-class Changes:
-    """What applying records newly brought: for closing descriptors and for the audit."""
-
-    committed: list[Pack] = field(default_factory=list)
-    dropped: list[Pack] = field(default_factory=list)
+Entry = tuple[int, Sequence[Record]]
+"""A journal entry: the offset after it, and its records."""
 
 
 class Ledger:
@@ -120,52 +52,59 @@ class Ledger:
     def __init__(self, catalog: Catalog, seal: Seal, rules: Rules, lease_seconds: float) -> None:
         self.catalog = catalog
         self.lock = threading.RLock()
-        self._seal = seal
         self._rules = rules
         self._lease_seconds = lease_seconds
+        self._index = PackIndex(catalog, seal)
         self._packs: dict[PackName, Pack] = {}
-        self._by_id: dict[int, Pack] = {}
-        self._ids_made = 0
         self._writers: dict[str, WriterView] = {}
         self._own: set[str] = set()
-        self._layouts: dict[int, LayoutDescriptor] = {}
-        self._fingerprints: dict[LayoutDescriptor, bytes] = {}
-        self._quarantined: set[tuple[bytes, int]] = set()
-        self._usage = Usage()
+        self._bytes = BytesKnown()
         self._orphans: dict[PackName, int] = {}
         self._snapshot_sizes: dict[str, int] = {}
 
     # -- reading records ---------------------------------------------------------------------
 
     def apply(
-        self, writer: str, next_offset: int, records: Iterable[Record], now: float
+        self, writer: str, next_offset: int, records: Sequence[Record], now: float
     ) -> Changes:
         """Merge one journal entry; returns what it newly brought. Idempotent."""
+        return self.apply_all(writer, [(next_offset, records)], now)
+
+    def apply_all(self, writer: str, entries: Iterable[Entry], now: float) -> Changes:
+        """Merge journal entries, in order; the packs they commit enter the catalog together."""
         changes = Changes()
+        fresh: list[tuple[Pack, EntryTable]] = []
         with self.lock:
             view = self._view(writer, now)
-            if next_offset > view.covered:
-                self._usage.journal_bytes += next_offset - view.covered
-                view.covered = next_offset
-                view.last_change = now
-            for record in records:
-                self._apply_one(writer, view, record, now, changes)
+            for next_offset, records in entries:
+                if next_offset > view.covered:
+                    self._bytes.journal_bytes += next_offset - view.covered
+                    view.covered = next_offset
+                    view.last_change = now
+                for record in records:
+                    self._apply_one(view, record, now, changes, fresh)
+            fresh = [(pack, table) for pack, table in fresh if pack.live and pack.pack_id < 0]
+            if fresh:
+                self._index.add_commits(fresh)
+        changes.committed += [pack for pack, _ in fresh]
         return changes
 
     def _apply_one(
-        self, writer: str, view: WriterView, record: Record, now: float, changes: Changes
+        self,
+        view: WriterView,
+        record: Record,
+        now: float,
+        changes: Changes,
+        fresh: list[tuple[Pack, EntryTable]],
     ) -> None:
         match record:
             case Commit(packs=packs):
                 for commit in packs:
-                    pack = self._commit(commit, writer, now)
+                    pack = self._commit(commit, view.writer, now)
                     if pack is not None:
-                        changes.committed.append(pack)
+                        fresh.append((pack, commit.entries))
             case Drop(names=names):
-                for name in names:
-                    pack = self._drop(name, now)
-                    if pack is not None:
-                        changes.dropped.append(pack)
+                changes.dropped += [p for name in names if (p := self._drop(name, now)) is not None]
             case Gone(names=names):
                 for name in names:
                     self._gone(name, now)
@@ -189,7 +128,7 @@ class Ledger:
         if pack is None:
             pack = Pack(name, first_seen=now)
             self._packs[name] = pack
-            self._usage.orphan_bytes -= self._orphans.pop(name, 0)
+            self._bytes.orphan_bytes -= self._orphans.pop(name, 0)
         return pack
 
     def _commit(self, commit: PackCommit, writer: str, now: float) -> Pack | None:
@@ -207,48 +146,10 @@ class Ledger:
         if pack.gone:
             return None
         if pack.dropped:
-            self._usage.dropped_bytes += pack.total_bytes
+            self._bytes.dropped_bytes += pack.total_bytes
             return None
-        self._usage.live_bytes += pack.total_bytes
-        if (pack.realm, pack.rank) not in self._quarantined:
-            self._index(pack, commit)
+        self._bytes.live_bytes += pack.total_bytes
         return pack
-
-    def _index(self, pack: Pack, commit: PackCommit) -> None:
-        space = self._space(pack)
-        pack_id = self._ids_made
-        added = self.catalog.add_pack(
-            pack_id, sort_key(pack.name), space, pack.version, commit.entries, now=pack.first_seen
-        )
-        if added:
-            self._ids_made += 1
-            pack.pack_id = pack_id
-            self._by_id[pack_id] = pack
-
-    def _space(self, pack: Pack) -> int:
-        assert pack.layout is not None
-        space = self.catalog.space(pack.realm, self.fingerprint(pack.layout))
-        self._layouts[space] = pack.layout
-        return space
-
-    def fingerprint(self, layout: LayoutDescriptor) -> bytes:
-        """The layout's fingerprint, remembered."""
-        known = self._fingerprints.get(layout)
-        if known is None:
-            known = layout.fingerprint(self._seal)
-            if len(self._fingerprints) >= LAYOUTS_MAX:
-                self._fingerprints.clear()
-            self._fingerprints[layout] = known
-        return known
-
-    def layout_of_space(self, space: int) -> LayoutDescriptor | None:
-        return self._layouts.get(space)
-
-    def _unindex(self, pack: Pack) -> None:
-        if pack.pack_id >= 0:
-            self.catalog.remove_pack(pack.pack_id)
-            del self._by_id[pack.pack_id]
-            pack.pack_id = -1
 
     def _drop(self, name: PackName, now: float) -> Pack | None:
         pack = self._pack(name, now)
@@ -257,9 +158,9 @@ class Ledger:
         pack.dropped = True
         pack.dropped_seen = now
         if pack.committed:
-            self._usage.live_bytes -= pack.total_bytes
-            self._usage.dropped_bytes += pack.total_bytes
-        self._unindex(pack)
+            self._bytes.live_bytes -= pack.total_bytes
+            self._bytes.dropped_bytes += pack.total_bytes
+        self._index.remove(pack)
         return pack
 
     def _gone(self, name: PackName, now: float) -> None:
@@ -267,11 +168,11 @@ class Ledger:
         if pack.gone:
             return
         if pack.committed and pack.dropped:
-            self._usage.dropped_bytes -= pack.total_bytes
+            self._bytes.dropped_bytes -= pack.total_bytes
         elif pack.committed:
-            self._usage.live_bytes -= pack.total_bytes
+            self._bytes.live_bytes -= pack.total_bytes
         pack.dropped = pack.gone = True
-        self._unindex(pack)
+        self._index.remove(pack)
 
     def _touch(self, name: PackName, at: float) -> None:
         pack = self._packs.get(name)
@@ -302,7 +203,7 @@ class Ledger:
                         changes.dropped.append(dropped)
                 if state == PackState.GONE:
                     self._gone(name, now)
-            self._index_rows(rows, fresh, now)
+            self._index.add_rows(rows, fresh, now)
             for writer, coverage in snapshot.coverage.items():
                 self._cover(writer, coverage, now)
         changes.committed += [pack for _, pack in fresh]
@@ -319,53 +220,24 @@ class Ledger:
         pack.committed = True
         if not pack.gone:
             if pack.dropped:
-                self._usage.dropped_bytes += pack.total_bytes
+                self._bytes.dropped_bytes += pack.total_bytes
             else:
-                self._usage.live_bytes += pack.total_bytes
+                self._bytes.live_bytes += pack.total_bytes
         return pack
 
     def _revive(self, rows: PackRows, row: int, pack: Pack, fresh: list[tuple[int, Pack]]) -> None:
         """Only with the rule `adopting_never_revives` off: what that rule prevents."""
         if pack.dropped and not pack.gone:
-            self._usage.dropped_bytes -= pack.total_bytes
-            self._usage.live_bytes += pack.total_bytes
+            self._bytes.dropped_bytes -= pack.total_bytes
+            self._bytes.live_bytes += pack.total_bytes
             pack.dropped = False
             fresh.append((row, pack))
-
-    def _index_rows(self, rows: PackRows, fresh: list[tuple[int, Pack]], now: float) -> None:
-        wanted = [
-            (row, pack) for row, pack in fresh if (pack.realm, pack.rank) not in self._quarantined
-        ]
-        if not wanted:
-            return
-        at = np.array([row for row, _ in wanted])
-        touched = rows.touch_ms[at] / 1000.0
-        ids = np.arange(self._ids_made, self._ids_made + len(wanted))
-        self._ids_made += len(wanted)
-        spaces = [self._space(pack) for _, pack in wanted]
-        added = self.catalog.add_packs(
-            PackBatch(
-                pack_ids=ids,
-                sort_keys=b"".join(sort_key(pack.name) for _, pack in wanted),
-                spaces=np.array(spaces, np.int32),
-                versions=rows.versions[at].astype(np.uint32),
-                first_rows=rows.starts()[at],
-                counts=rows.counts[at],
-                entries=rows.entries,
-                first_seen=np.full(len(wanted), now),
-                last_lookup=now - np.where(touched < 0, rows.age_ms[at] / 1000.0, touched),
-            )
-        )
-        for (_, pack), pack_id, is_added in zip(wanted, ids.tolist(), added.tolist(), strict=True):
-            if is_added:
-                pack.pack_id = pack_id
-                self._by_id[pack_id] = pack
 
     def _cover(self, writer: str, coverage: Coverage, now: float) -> None:
         view = self._view(writer, now)
         if coverage.offset > view.covered:
             if not view.vanished:
-                self._usage.journal_bytes += coverage.offset - view.covered
+                self._bytes.journal_bytes += coverage.offset - view.covered
             view.covered = coverage.offset
         view.ended = view.ended or coverage.ended
 
@@ -433,7 +305,7 @@ class Ledger:
             view = self._writers.get(writer)
             if view is not None and not view.vanished:
                 view.vanished = True
-                self._usage.journal_bytes -= view.covered
+                self._bytes.journal_bytes -= view.covered
 
     def forget_writer(self, writer: str) -> None:
         with self.lock:
@@ -446,7 +318,14 @@ class Ledger:
         return self._packs.get(name)
 
     def by_id(self, pack_id: int) -> Pack | None:
-        return self._by_id.get(pack_id)
+        return self._index.by_id(pack_id)
+
+    def fingerprint(self, layout: LayoutDescriptor) -> bytes:
+        """The layout's fingerprint, remembered."""
+        return self._index.fingerprint(layout)
+
+    def layout_of_space(self, space: int) -> LayoutDescriptor | None:
+        return self._index.layout_of_space(space)
 
     def packs(self) -> list[Pack]:
         with self.lock:
@@ -462,13 +341,10 @@ class Ledger:
     def quarantine(self, realm: bytes, rank: int) -> None:
         """Stop finding anything of this realm and rank, now and later (failed audit, I8)."""
         with self.lock:
-            self._quarantined.add((realm, rank))
-            for pack in list(self._by_id.values()):
-                if pack.realm == realm and pack.rank == rank:
-                    self.catalog.hide(pack.pack_id, None)
+            self._index.quarantine(realm, rank)
 
     def is_quarantined(self, realm: bytes, rank: int) -> bool:
-        return (realm, rank) in self._quarantined
+        return self._index.is_quarantined(realm, rank)
 
     def forget_tombstones(self, names: Iterable[PackName]) -> None:
         with self.lock:
@@ -477,14 +353,14 @@ class Ledger:
 
     # -- bytes -------------------------------------------------------------------------------
 
-    def usage(self) -> Usage:
+    def usage(self) -> BytesKnown:
         with self.lock:
-            usage = self._usage
-            return Usage(
-                usage.live_bytes,
-                usage.dropped_bytes,
-                usage.orphan_bytes,
-                usage.journal_bytes,
+            known = self._bytes
+            return BytesKnown(
+                known.live_bytes,
+                known.dropped_bytes,
+                known.orphan_bytes,
+                known.journal_bytes,
                 sum(self._snapshot_sizes.values()),
             )
 
@@ -493,11 +369,11 @@ class Ledger:
         with self.lock:
             if name not in self._packs and name not in self._orphans:
                 self._orphans[name] = total_bytes
-                self._usage.orphan_bytes += total_bytes
+                self._bytes.orphan_bytes += total_bytes
 
     def orphan_gone(self, name: PackName) -> None:
         with self.lock:
-            self._usage.orphan_bytes -= self._orphans.pop(name, 0)
+            self._bytes.orphan_bytes -= self._orphans.pop(name, 0)
 
     def orphans(self) -> list[PackName]:
         with self.lock:
@@ -507,8 +383,3 @@ class Ledger:
         """All snapshot files that exist, with their sizes in bytes."""
         with self.lock:
             self._snapshot_sizes = dict(sizes)
-
-
-def sort_key(name: PackName) -> bytes:
-    """Orders names the same way everywhere: the lower name wins between equal versions."""
-    return name.digest + bytes.fromhex(name.writer) + name.seq.to_bytes(8, "big")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from sharedfs_backend.exceptions import (
@@ -18,7 +19,7 @@ from sharedfs_backend.exceptions import (
     NamespaceNewer,
     SecretMismatch,
 )
-from sharedfs_backend.files import NAMED, FailureKind, FileFailure, Files, Profile
+from sharedfs_backend.files import NAMED, FailureKind, FileFailure, Files, Handle, Profile
 from sharedfs_backend.layout import (
     JOURNALS,
     NAMESPACE_PATH,
@@ -214,8 +215,6 @@ def write_whole(files: Files, path: str, data: bytes, *, overwrite: bool = False
     files.close(handle)
 
 
-def _close_quietly(files: Files, handle: object) -> None:
-    try:
-        files.close(handle)  # type: ignore[arg-type] # from create
-    except FileFailure:
-        pass  # the failed write is what the caller hears of
+def _close_quietly(files: Files, handle: Handle) -> None:
+    with suppress(FileFailure):  # the failed write is what the caller hears of
+        files.close(handle)

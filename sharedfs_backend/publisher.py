@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from sharedfs_backend.context import Context
+from sharedfs_backend.facts import Pack
 from sharedfs_backend.files import FailureKind, FileFailure, Handle
 from sharedfs_backend.layout import (
     FORMAT_MAJOR,
@@ -36,7 +37,7 @@ from sharedfs_backend.layout import (
     journal_path,
     split_records,
 )
-from sharedfs_backend.ledger import Ledger, Pack
+from sharedfs_backend.ledger import Ledger
 
 log = logging.getLogger(__name__)
 

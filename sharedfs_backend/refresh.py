@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 
 from sharedfs_backend.context import Context
+from sharedfs_backend.facts import Changes
 from sharedfs_backend.files import FailureKind, FileFailure
 from sharedfs_backend.layout import (
     JOURNALS,
@@ -25,7 +26,7 @@ from sharedfs_backend.layout import (
     parse_journal_name,
     scan,
 )
-from sharedfs_backend.ledger import Changes, Ledger
+from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.snapshots import SnapshotReader, recognised
 
 READ_BYTES = 1 << 20
@@ -230,10 +231,10 @@ class Refresher:
         now = self._runtime.now()
         ends = [entry_offset for entry_offset, _ in found.entries[1:]]
         ends += [found.next_offset] if found.entries else []
-        for (_, records), end in zip(found.entries, ends, strict=True):
-            changes = self._ledger.apply(writer, end, records, now)
-            if changes.committed or changes.dropped:
-                self._on_changes(changes, writer)
+        records = [records for _, records in found.entries]
+        changes = self._ledger.apply_all(writer, zip(ends, records, strict=True), now)
+        if changes.committed or changes.dropped:
+            self._on_changes(changes, writer)
         if found.skipped_bytes:
             self._stats.once(
                 "journal_blocks_skipped",

@@ -8,6 +8,7 @@ order of removals and its reasons stand in `snapshots`. Each `step` is one small
 from __future__ import annotations
 
 from sharedfs_backend.context import Context
+from sharedfs_backend.facts import Pack, WriterView
 from sharedfs_backend.files import FailureKind, FileFailure
 from sharedfs_backend.layout import (
     EMPTY_TABLE,
@@ -22,7 +23,7 @@ from sharedfs_backend.layout import (
     encode_snapshot,
     journal_path,
 )
-from sharedfs_backend.ledger import Ledger, Pack, WriterView
+from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.snapshots import SNAPSHOT_BYTES_MAX, SnapshotReader, read_whole
 
 WRITE_BYTES = 8 << 20

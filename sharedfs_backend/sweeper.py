@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable
 
 from sharedfs_backend.capacity import Crowd, low_watermark_bytes
 from sharedfs_backend.context import Context
+from sharedfs_backend.facts import Pack
 from sharedfs_backend.files import FailureKind, FileFailure
 from sharedfs_backend.layout import Drop, Gone, PackName
-from sharedfs_backend.ledger import Ledger, Pack
+from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.publisher import Publisher
 from sharedfs_backend.retention import Candidate, plan
 

@@ -25,7 +25,7 @@ LAYERS = {
     "values": "audit buffers capacity columns context depth dirty gate keyring misses packcheck"
     " retention stats",
     "data path": "fdcache packjob reader readplan readqueue readtask writeplan writer",
-    "catalog": "catalog catalog_values entries keytable ledger packtable rows",
+    "catalog": "catalog catalog_values entries facts indexing keytable ledger packtable rows",
     "journal": "namespace publisher realms refresh snapshots snapshotter",
     "sweep": "chores orphans sweeper",
     "store": "auditor finding loading parts putting store",

@@ -17,9 +17,10 @@ import numpy as np
 
 from bench.catalog.data import LAYOUT, REALM, SEAL, Identifier, identifiers
 from sharedfs_backend.catalog import Catalog, Found, PackBatch
+from sharedfs_backend.facts import sort_key
 from sharedfs_backend.keyring import KeyRing
 from sharedfs_backend.layout import EntryTable, PackRows, chunk_key, decode_snapshot
-from sharedfs_backend.ledger import Ledger, sort_key
+from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.rules import Rules
 
 CHUNKS_MAX = 4_000_000
