@@ -77,7 +77,7 @@ def test_prompts_are_fixed_by_their_seed_and_stay_in_the_vocabulary() -> None:
 
 def test_operations_on_packs_are_read_from_the_metrics_page() -> None:
     page = parse_metrics(
-        'sharedfs_pack_operations_read{namespace="/ns",adapter="1"} 15.0\n'
+        'sharedfs_pack_operations{namespace="/ns",adapter="1",operation="read"} 15.0\n'
         'sharedfs_operations{namespace="/ns",adapter="1",operation="read"} 99.0\n'
     )
     assert read_operations(page) == Counter(read=15)
@@ -131,6 +131,12 @@ def test_one_read_too_many_is_a_failure() -> None:
     warm = replace(answer(reloaded=512), operations=Counter(open=1, read=3))
     found = judge(warm, answer(), budget(warm, 1, 4 * MIB))
     assert found == ["3 read on packs where 2 are allowed"]
+
+
+def test_a_reload_without_a_counted_read_is_a_failure() -> None:
+    warm = replace(answer(reloaded=512), operations=Counter())
+    found = judge(warm, answer(), budget(warm, 1, 4 * MIB))
+    assert found == ["no read on packs counted for 2 chunks"]
 
 
 def test_operations_that_are_not_counted_are_not_judged() -> None:

@@ -1,6 +1,6 @@
 """File-system operations on packs as the plugin counts them, and the budget they must keep.
 
-A replica's LMCache server exposes `sharedfs_pack_operations_<op>` among its metrics. What requests
+A replica's LMCache server exposes `sharedfs_pack_operations{operation=...}` among its metrics. What requests
 cost is these; everything else (journals, snapshots) is mostly the background's, which has a rate
 of its own. The budget of the request path: nothing for a lookup; for a load one open for each pack
 and one read for each piece; for a store one create, its writes and one close for each pack.
@@ -14,7 +14,7 @@ from collections import Counter
 
 from bench.demo.client import Metrics
 
-PREFIX = "sharedfs_pack_operations_"
+METRIC = "sharedfs_pack_operations"
 PIECE_BYTES = 4 << 20  # The least that one read brings; a profile may say more.
 PACK_BYTES_MAX = 64 << 20  # The least that a full pack holds; a profile may say more.
 
@@ -24,9 +24,8 @@ def read_operations(metrics: Metrics) -> Counter[str] | None:
     if not any(s.name.startswith("sharedfs_") for s in metrics.samples):
         return None
     counts: Counter[str] = Counter()
-    for sample in metrics.samples:
-        if sample.name.startswith(PREFIX):
-            counts[sample.name.removeprefix(PREFIX)] += round(sample.value)
+    for sample in metrics.select(METRIC):
+        counts[sample.labels["operation"]] += round(sample.value)
     return counts
 
 

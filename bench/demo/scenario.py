@@ -243,6 +243,8 @@ def judge(warm: Answer, cold: Answer, allowed: Counter[str]) -> list[str]:
         failures.append(f"the cold run reloaded {cold.reloaded_tokens} tokens")
     if warm.operations is not None:
         failures += over_budget(warm.operations, allowed)
+        if warm.expected.chunks_loaded and not warm.operations["read"]:
+            failures.append(f"no read on packs counted for {warm.expected.chunks_loaded} chunks")
     return failures
 
 
