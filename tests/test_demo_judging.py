@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from bench.demo import namespace
 from bench.demo.client import Completion, parse_metrics
 from bench.demo.expect import Expected, Ledger
@@ -176,8 +178,14 @@ def test_an_empty_or_missing_directory_becomes_the_namespace(tmp_path: Path) -> 
     assert given.is_dir()
 
 
-def test_contents_are_counted_by_kind(tmp_path: Path) -> None:
-    for name, size in [("packs/ab/x", 100), ("journals/w", 10), ("NAMESPACE.json", 5)]:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(bytes(size))
-    assert namespace.walk(tmp_path) == namespace.Contents(1, 100, 1, 2, 15)
+def test_contents_are_what_the_tool_says(tmp_path: Path) -> None:
+    root = tmp_path / "ns"
+    namespace.initialise(root)
+    assert (root / namespace.DESCRIPTOR).is_file()
+    contents = namespace.contents(root)
+    assert (contents.packs, contents.chunks, contents.live_bytes) == (0, 0, 0)
+
+
+def test_a_namespace_that_cannot_be_read_is_an_error_with_the_tools_words(tmp_path: Path) -> None:
+    with pytest.raises(namespace.NamespaceFailed, match="nowhere"):
+        namespace.contents(tmp_path / "nowhere")

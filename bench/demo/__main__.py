@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -23,6 +22,7 @@ from rich.console import Console
 from bench.demo import namespace, report
 from bench.demo.fleet import Fleet, FleetError
 from bench.demo.model import ModelError, ensure_model_apart
+from bench.demo.namespace import Contents, NamespaceFailed
 from bench.demo.replica_spec import REPOSITORY, ReplicaSpec, plugin_adapter
 from bench.demo.scenario import Plan, Row, Scenario
 
@@ -36,12 +36,15 @@ def demo(
     ] = False,
 ) -> None:
     """Shows two replicas sharing KV through one directory (NAMESPACE, or one below .demo/)."""
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    console = Console(width=None if sys.stdout.isatty() else 120)
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGHUP, _terminate)
     try:
         code = run(console, small=small, fs_native=fs_native)
-    except (FleetError, ModelError) as error:
+    except (FleetError, ModelError, NamespaceFailed) as error:
+        console.print(f"FAILED: {error}", markup=False, highlight=False)
+        code = 2
+    except OSError as error:
         console.print(f"FAILED: {error}", markup=False, highlight=False)
         code = 2
     except KeyboardInterrupt:
@@ -55,10 +58,12 @@ def run(console: Console, *, small: bool, fs_native: bool) -> int:
     begin = time.monotonic()
     choice = namespace.choose(os.environ.get("NAMESPACE"), WORK / "namespace")
     console.print(f"namespace: {choice.root} ({choice.reason})", highlight=False)
-    model = ensure_model_apart(WORK / "model")
-    adapter = plugin_adapter(choice.root)
     if fs_native:
-        adapter = {"type": "fs_native", "base_path": str(choice.root)}
+        adapter: dict[str, object] = {"type": "fs_native", "base_path": str(choice.root)}
+    else:
+        namespace.initialise(choice.root)
+        adapter = plugin_adapter(choice.root)
+    model = ensure_model_apart(WORK / "model")
     cores = sorted(os.sched_getaffinity(0))
     specs = [
         ReplicaSpec(name, model, core=str(cores[i % len(cores)]), adapter=adapter)
@@ -81,26 +86,31 @@ def run(console: Console, *, small: bool, fs_native: bool) -> int:
             say(f"starting two replicas (one to two minutes; logs in {fleet.logs})")
             first, second = fleet.start(*specs)
             scenario = Scenario(first, second, plan, say)
-            scenario.run()
+            try:
+                scenario.run()
+            except FleetError:
+                report.show(console, scenario.rows)
+                raise
             say("stopping both replicas")
-    return conclude(console, scenario.rows, choice.root, time.monotonic() - begin)
+    contents = None if fs_native else namespace.contents(choice.root)
+    return conclude(console, scenario.rows, contents, time.monotonic() - begin)
 
 
-def conclude(console: Console, rows: Sequence[Row], root: Path, seconds: float) -> int:
+def conclude(
+    console: Console, rows: Sequence[Row], contents: Contents | None, seconds: float
+) -> int:
     """Prints the table and the verdict; returns the exit code."""
     console.print()
     report.show(console, rows)
-    console.print(
-        f"in the namespace: {report.contents_line(namespace.walk(root))}", highlight=False
-    )
-    failed = report.failures(rows)
+    if contents is not None:
+        console.print(f"in the namespace: {report.contents_line(contents)}", highlight=False)
+    failed = report.failures(rows) or ([] if rows else ["nothing was measured"])
     for line in failed:
         console.print(f"FAILED: {line}", style="bold red", markup=False, highlight=False)
-    if not failed:
-        console.print(
-            f"all {len(rows)} lines as they had to be, in {seconds:.0f} s", highlight=False
-        )
-    return 1 if failed else 0
+    if failed:
+        return 1
+    console.print(f"all {len(rows)} lines as they had to be, in {seconds:.0f} s", highlight=False)
+    return 0
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:

@@ -4,17 +4,27 @@ The default lies below `.demo/` and is made anew for each run. A directory given
 never emptied and nothing in it is deleted: an existing namespace is used as it is, an empty or
 missing directory becomes one, and in any other a fresh subdirectory does.
 
-Must not know: engines. Reads names and sizes only; the formats are the store's.
+Must not know: engines, and the store's formats: it asks the `sharedfs` command.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from bench.demo.replica_spec import REPOSITORY
 
 DESCRIPTOR = "NAMESPACE.json"
+
+
+class NamespaceFailed(Exception):
+    """The `sharedfs` command failed; the message holds its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +38,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a walk of the directory found."""
+    """What `sharedfs ls` says lies in a namespace."""
 
     packs: int
-    pack_bytes: int
-    journals: int
-    other_files: int
-    other_bytes: int
+    chunks: int
+    live_bytes: int
+    journal_bytes: int
+    snapshot_bytes: int
 
 
 def choose(given: str | None, default: Path) -> Choice:
@@ -54,22 +64,29 @@ def choose(given: str | None, default: Path) -> Choice:
     return Choice(fresh, False, f"fresh, because {root} holds other things")
 
 
-def walk(root: Path) -> Contents:
-    """Returns the number and bytes of the files below the root, by what they are."""
-    packs = pack_bytes = journals = other = other_bytes = 0
-    for path in root.rglob("*"):
-        try:
-            if not path.is_file():
-                continue
-            size = path.stat().st_size
-        except OSError:
-            continue  # Removed by a sweep while we looked.
-        top = path.relative_to(root).parts[0]
-        if top == "packs":
-            packs += 1
-            pack_bytes += size
-        else:
-            journals += top == "journals"
-            other += 1
-            other_bytes += size
-    return Contents(packs, pack_bytes, journals, other, other_bytes)
+def initialise(root: Path) -> None:
+    """Makes the directory a namespace, as an operator would: `sharedfs init`."""
+    _sharedfs("init", root)
+
+
+def contents(root: Path) -> Contents:
+    """Returns what lies in the namespace, by `sharedfs ls --json`."""
+    listing = _sharedfs("ls", root)
+    return Contents(
+        packs=listing["pack_count"],
+        chunks=listing["chunk_count"],
+        live_bytes=listing["live_bytes"],
+        journal_bytes=listing["journal_bytes"],
+        snapshot_bytes=listing["snapshot_bytes"],
+    )
+
+
+def _sharedfs(command: str, root: Path) -> dict[str, Any]:
+    """Runs the tool in a process of its own, so that the demo sees what an operator sees."""
+    program = "from sharedfs_backend.cli import main; main()"
+    words = [sys.executable, "-c", program, command, "--json", str(root)]
+    result = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise NamespaceFailed(f"sharedfs {command} {root} failed:\n{result.stdout}{result.stderr}")
+    parsed: dict[str, Any] = json.loads(result.stdout)
+    return parsed

@@ -1,9 +1,10 @@
 """File-system operations on packs as the plugin counts them, and the budget they must keep.
 
-A replica's LMCache server exposes `sharedfs_pack_operations{operation=...}` among its metrics. What requests
-cost is these; everything else (journals, snapshots) is mostly the background's, which has a rate
-of its own. The budget of the request path: nothing for a lookup; for a load one open for each pack
-and one read for each piece; for a store one create, its writes and one close for each pack.
+A replica's LMCache server exposes `sharedfs_pack_operations{operation=...}` among its metrics. What
+requests cost is these; everything else (journals, snapshots) is mostly the background's, which has
+a rate of its own. The budget of the request path: nothing for a lookup; for a load one open for
+each pack and one read for each piece; for a store one create, its writes and one close for each
+pack.
 
 Pure. Must not know: engines.
 """

@@ -19,10 +19,10 @@ def show(console: Console, rows: Sequence[Row]) -> None:
     """Prints one line for each row."""
     table = Table(title="What each replica had to compute, and what it found", title_justify="left")
     table.add_column("step")
-    for heading in ("prompt", "TTFT cold", "TTFT reused", "reloaded", "expected"):
+    for heading in ("prompt", "TTFT cold", "TTFT reused", "reloaded/expected"):
         table.add_column(heading, justify="right")
     table.add_column("tokens")
-    table.add_column("operations on packs, of those allowed")
+    table.add_column("operations on packs, used/allowed")
     for row in rows:
         good = not row.failures
         table.add_row(
@@ -30,8 +30,7 @@ def show(console: Console, rows: Sequence[Row]) -> None:
             f"{row.prompt_tokens}",
             f"{row.ttft_cold_seconds:.2f} s",
             f"{row.ttft_seconds:.2f} s",
-            f"{row.reloaded_tokens}",
-            f"{row.expected.reloaded_tokens}",
+            f"{row.reloaded_tokens}/{row.expected.reloaded_tokens}",
             "equal" if row.tokens_equal else "DIFFER",
             operations(row),
             style=None if good else "bold red",
@@ -55,9 +54,9 @@ def spelled(used: Counter[str], allowed: Counter[str]) -> str:
 def contents_line(contents: Contents) -> str:
     """Returns what lies in the namespace, in one line."""
     return (
-        f"{contents.packs} packs with {contents.pack_bytes / 1e6:.1f} MB, "
-        f"{contents.journals} journals, {contents.other_files} other and journal files with "
-        f"{contents.other_bytes / 1e3:.1f} kB"
+        f"{contents.packs} packs with {contents.chunks} chunks in {contents.live_bytes / 1e6:.1f} "
+        f"MB; journals {contents.journal_bytes / 1e3:.1f} kB, snapshots "
+        f"{contents.snapshot_bytes / 1e3:.1f} kB"
     )
 
 
