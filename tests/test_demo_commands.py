@@ -7,6 +7,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from bench.demo import install
 from bench.demo.replica_spec import (
     EXAMPLES,
@@ -101,13 +103,32 @@ def test_torch_is_asked_for_without_a_further_index_first() -> None:
     assert all("--no-deps" in command for command in [plain, fallback, *rest])
 
 
-def test_a_changed_lock_changes_the_stamp(tmp_path: Path) -> None:
-    lock, project = tmp_path / "requirements.lock", tmp_path / "pyproject.toml"
-    lock.write_text("a==1\n")
-    project.write_text("")
-    before = install.digest([lock], project)
-    lock.write_text("a==2\n")
-    assert install.digest([lock], project) != before
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A repository whose `.venv` holds what tests need."""
+    for name in (*install.LOCKS["test"], "pyproject.toml"):
+        (tmp_path / name).write_text(f"{name}==1\n")
+    (tmp_path / ".venv").mkdir()
+    install.stamp("test", tmp_path).write_text(install.digest("test", tmp_path))
+    return tmp_path
+
+
+def test_what_tests_need_includes_what_the_demo_needs(installed: Path) -> None:
+    assert install.is_current("test", installed)
+    assert install.is_current("run", installed)
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock", "pyproject.toml"])
+def test_a_changed_lock_or_project_is_installed_again(installed: Path, name: str) -> None:
+    (installed / name).write_text("other==2\n")
+    assert not install.is_current("test", installed)
+
+
+def test_what_the_demo_needs_is_not_all_that_tests_need(installed: Path) -> None:
+    install.stamp("test", installed).rename(install.stamp("run", installed))
+    install.stamp("run", installed).write_text(install.digest("run", installed))
+    assert install.is_current("run", installed)
+    assert not install.is_current("test", installed)
 
 
 def test_the_lock_pins_every_line_and_leaves_out_what_breaks_the_engine() -> None:
