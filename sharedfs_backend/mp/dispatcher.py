@@ -3,7 +3,8 @@
 LMCache's controller threads are shared by all requests; whatever costs time (deriving keys, asking
 the catalog, reading an identity) happens here or further down. Lookups, loads and unlocks go first,
 in their order; stores when none of those waits. Work that lacks its realm is parked, without
-holding up the rest, until the realm is there or the work's patience is over (I6).
+holding up the rest, until the realm is there or the patience is over; from then on whatever asks
+for that realm is answered at once: a hang costs one deadline, not one for each request (I6).
 
 Knows nothing of keys or stores: work is a callable. Bounded (I9): beyond the limits `submit` says
 no, and the caller answers with a miss. After `close` no work runs.
@@ -61,6 +62,7 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._parked: dict[Hashable, list[Work]] = {}
         self._signalled: set[Hashable] = set()
+        self._late: set[Hashable] = set()
         self._closed = False
         self.overflows = 0
         self.failures = 0
@@ -93,6 +95,7 @@ class Dispatcher:
         """What waited for `token` may go on; so may what asks for it later."""
         with self._lock:
             self._signalled.add(token)
+            self._late.discard(token)
             works = self._parked.pop(token, [])
         for work in works:
             (self._urgent if work.urgent else self._others).append(work)
@@ -144,24 +147,25 @@ class Dispatcher:
 
     def _park(self, work: Work, token: Hashable) -> None:
         with self._lock:
-            known = token in self._signalled
+            known, late = token in self._signalled, token in self._late
             full = self.parked >= WAITING_MAX
-            if not known and not full:
+            if not known and not full and not late:
                 self._parked.setdefault(token, []).append(work)
                 return
-        if full and not known:
-            self.overflows += 1
-            self._guard(work.give_up)
-        else:
+        if known:
             self._urgent.append(work)
             self._tokens.put(None)
+            return
+        self.overflows += full
+        self._guard(work.give_up)
 
     def _expire(self, now: float) -> None:
         late = []
         with self._lock:
             for token, works in list(self._parked.items()):
-                late += [work for work in works if now - work.at > self._patience]
-                self._parked[token] = [w for w in works if now - w.at <= self._patience]
+                if any(now - work.at > self._patience for work in works):
+                    self._late.add(token)
+                    late += self._parked.pop(token)
         for work in late:
             self._guard(work.give_up)
 

@@ -177,6 +177,28 @@ def test_parked_work_is_given_up_when_its_patience_ends() -> None:
     dispatcher.close(5)
 
 
+def test_after_one_wait_in_vain_nothing_waits_for_that_again_until_it_is_there() -> None:
+    clock, first, second, ran = Clock(), threading.Event(), threading.Event(), threading.Event()
+    there = threading.Event()
+
+    def needs_it() -> None:
+        if not there.is_set():
+            raise Parked("realm")
+        ran.set()
+
+    dispatcher = Dispatcher(5.0, lambda: None, idle_seconds=0.001, now=clock)
+    dispatcher.submit(Work(needs_it, first.set, 0.0))
+    clock.time = 6.0
+    assert first.wait(10)
+    dispatcher.submit(Work(needs_it, second.set, 6.0))
+    assert second.wait(10)
+    there.set()
+    dispatcher.signal("realm")
+    dispatcher.submit(Work(needs_it, lambda: None, 6.0))
+    assert ran.wait(10)
+    dispatcher.close(5)
+
+
 def test_work_that_fails_is_given_up_and_the_thread_lives_on() -> None:
     given_up, after = threading.Event(), threading.Event()
     dispatcher = Dispatcher(5.0, lambda: None)
