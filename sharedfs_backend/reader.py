@@ -103,7 +103,8 @@ class PackReader:
         if task.prepare():
             self.end(task)
             return task
-        refused = self._queue.admit(task, plan_reads(reads, self._buffers.buffer_bytes))
+        piece_bytes = max(UNIT_BYTES, self._buffers.buffer_bytes)
+        refused = self._queue.admit(task, plan_reads(reads, piece_bytes))
         if refused is not None:
             self.end(task, refused)
         else:
@@ -131,6 +132,9 @@ class PackReader:
             try:
                 if task.is_wanted(piece):
                     is_last = self._load(task, piece)
+            except Exception as error:  # our own mistake: it costs this piece, not the worker
+                logger.exception("reading pack %s", piece.pack.path)
+                is_last = task.fail(piece, Miss(MissKind.IO, repr(error)))
             finally:
                 self._queue.returned(task)
             if is_last:
@@ -211,7 +215,9 @@ class PackReader:
             if got != length:
                 detail = f"wanted {length} bytes at {piece.offset + start}, found {got}"
                 return task.fail(piece, Miss(MissKind.SHORT, detail))
-            for span in piece.spans:  # a piece of several steps has a single one
+            for span in piece.spans:
+                if not start - span.length < span.piece_offset < start + length:
+                    continue  # in another step
                 if start <= span.piece_offset:
                     hasher = self._seal.hasher()
                 _verify_and_copy(task, span, hasher, buffer, start)
@@ -258,12 +264,16 @@ class PackReader:
         for task in self._queue.tasks():
             self.end(task, kind)
 
-    def close(self) -> None:
-        """Every task ends, no destination is touched any more, idle handles are closed."""
+    def end_all(self) -> None:
+        """Every task ends, none is taken any more, no destination is touched. No I/O."""
         self._queue.close()
         for task in self._queue.tasks():
             self.end(task, MissKind.CLOSED)
             task.gate.shut()  # somebody else may have been ending it
+
+    def close(self) -> None:
+        """The same, and idle handles are closed, on this thread."""
+        self.end_all()
         self._fds.close()
 
     # -- telling -------------------------------------------------------------------------------

@@ -62,12 +62,15 @@ def test_one_open_for_each_pack(world: World) -> None:
     assert world.files.counts == {"open": 3, "read": 3}
 
 
-def test_units_beyond_the_piece_size_are_read_in_steps(tmp_path: Path) -> None:
+def test_pieces_beyond_the_buffer_size_are_read_in_steps(tmp_path: Path) -> None:
+    """Where operations cost next to nothing, a step stays in a core's own cache."""
     world = World(str(tmp_path), piece_bytes=MIB)
-    chunks = [content(1, 5 * MIB + 7), content(2, 10)]
-    task, destinations = load(world, reads_of(world.store(chunks)))
+    sizes = [5 * MIB + 7, 10, 700_000, 900_000, 2 * MIB, MIB, 0, 1]
+    chunks = [content(n, size) for n, size in enumerate(sizes)]
+    reads = reads_of(world.store(chunks))
+    task, destinations = load(world, reads)
     assert all(task.loaded) and destinations == chunks
-    assert world.files.counts == {"open": 1, "read": 4 + 2 + 1}
+    assert world.files.counts == {"open": 1, "read": 4 + 3 + 4}  # 4 MiB, 2.6 MiB, 3 MiB and a byte
 
 
 @pytest.mark.parametrize("secret", [None, b"s" * 32])
