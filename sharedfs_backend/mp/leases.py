@@ -18,7 +18,10 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, Protocol
+
+_hash_of = attrgetter("chunk_hash")
 
 GRANTS_MAX = 4096
 """Lookups whose locks are remembered."""
@@ -54,7 +57,7 @@ class Load:
     @property
     def hashes(self) -> frozenset[bytes]:
         if self._hashes is None:
-            self._hashes = frozenset(key.chunk_hash for key in self.keys)
+            self._hashes = frozenset(map(_hash_of, self.keys))
         return self._hashes
 
     def stop(self, positions: set[int]) -> None:
@@ -156,17 +159,16 @@ class Leases:
             self._settle()
 
     def _release(self, keys: Sequence[Any]) -> list[tuple[Load, set[int]]]:
-        ids = dict(zip(map(id, keys), keys, strict=True))
-        near = [load for load in self._open.values() if not load.ids.isdisjoint(ids)]
-        if not near:
-            hashes = [key.chunk_hash for key in keys]
-            near = [load for load in self._open.values() if not load.hashes.isdisjoint(hashes)]
+        hashes = list(map(_hash_of, keys))
+        near = [load for load in self._open.values() if not load.hashes.isdisjoint(hashes)]
         if not near:
             self._unsettled.append(keys)
             return []
+        ids = dict(zip(map(id, keys), keys, strict=True))
         self._settle()
         strangers = self._return_by_identity(ids)
-        victims = self._outnumbered_by_identity(ids)
+        mine = [load for load in near if not load.ids.isdisjoint(ids)]
+        victims = self._outnumbered_by_identity(mine, ids) if mine else []
         victims += self._outnumbered_by_value(strangers)
         self.stopped_keys += sum(len(positions) for _load, positions in victims)
         for load, positions in victims:
@@ -183,7 +185,8 @@ class Leases:
     def _return_by_identity(self, ids: dict[int, Any]) -> list[Any]:
         """Take one lock off each key object; the keys for which there was none."""
         left = dict(ids)
-        for grant in self._grants:
+        probe = next(iter(left), None)  # all keys of an unlock come from one lookup, as a rule
+        for grant in sorted(self._grants, key=lambda grant: probe not in grant.held):
             for known in left.keys() & grant.held.keys():
                 del grant.held[known], left[known]
             if not left:
@@ -198,8 +201,9 @@ class Leases:
                     wanted[key] -= 1
                     del grant.held[known]
 
-    def _outnumbered_by_identity(self, ids: dict[int, Any]) -> list[tuple[Load, set[int]]]:
-        loads = [load for load in self._open.values() if not load.ids.isdisjoint(ids)]
+    def _outnumbered_by_identity(
+        self, loads: Sequence[Load], ids: dict[int, Any]
+    ) -> list[tuple[Load, set[int]]]:
         locks: Counter[int] = Counter()
         for grant in self._grants:
             locks.update(ids.keys() & grant.held.keys())
