@@ -24,6 +24,10 @@ from tests.sim.locks import installed
 from tests.sim.world import Client, SimProblem, World
 
 
+PROBLEM = "the run broke off: "
+"""Begins the violation of a run that ended in an error of the code or of the simulation."""
+
+
 @dataclass(slots=True)
 class Outcome:
     """What a run came to."""
@@ -93,7 +97,7 @@ class Fleet:
             try:
                 self._run()
             except SimProblem as problem:
-                self.disk.violations.append(str(problem))
+                self.disk.violations.append(f"{PROBLEM}{problem}")
             finally:
                 for process in self.processes.values():
                     self._collect(process)

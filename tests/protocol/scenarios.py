@@ -45,6 +45,36 @@ RETIRING = replace(
         at=(("write", "journals/"), ("open", "journals/"), ("close", "journals/")),
     ),
 )
+SWEEPING = replace(
+    CALM,
+    seconds=70.0,
+    cap_bytes=6 << 20,
+    documents=150,
+    think_seconds=0.5,
+    graceful_rate=0.01,
+    restart_seconds=1.0,
+    rates=Rates(
+        kill=0.01,
+        hang=0.02,
+        hang_seconds=(1.0, 12.0),
+        at=(("unlink", "packs/"), ("write", "packs/"), ("write", "journals/")),
+    ),
+)
+ORPHANING = replace(
+    SWEEPING,
+    rates=Rates(kill=0.06, at=(("close", "packs/"), ("write", "packs/"))),
+)
+SNAPPING = replace(
+    SWEEPING,
+    seconds=100.0,
+    graceful_rate=0.1,
+    rates=Rates(
+        kill=0.02,
+        freeze=0.3,
+        freeze_seconds=(1.0, 11.0),
+        at=(("create", "snapshots/"), ("write", "snapshots/"), ("unlink", "packs/")),
+    ),
+)
 VANDALISED = replace(FREEZING, vandal_rate=0.2, cap_bytes=6 << 20, documents=30)
 
 SCENARIOS: dict[str, Scenario] = {
@@ -55,5 +85,8 @@ SCENARIOS: dict[str, Scenario] = {
     "crowded": CROWDED,
     "restarting": RESTARTING,
     "retiring": RETIRING,
+    "sweeping": SWEEPING,
+    "orphaning": ORPHANING,
+    "snapping": SNAPPING,
     "vandalised": VANDALISED,
 }

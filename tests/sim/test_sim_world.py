@@ -193,3 +193,21 @@ def test_an_error_in_a_task_fails_the_run(world: World) -> None:
     world.start(world.client("c"), "t", work)
     with pytest.raises(SimProblem, match="oops"):
         world.run()
+
+
+def test_waking_a_task_that_was_killed_while_it_waited_changes_nothing(world: World) -> None:
+    event = SimEvent(world)
+    victim, other = world.client("victim"), world.client("other")
+    ended: list[float] = []
+
+    def work() -> None:
+        world.sleep(10.0)
+        event.set()
+        world.sleep(1.0)
+        ended.append(world.time)
+
+    world.start(victim, "t", lambda: None if event.wait() else None)
+    world.start(other, "t", work)
+    world.at(5.0, lambda: world.kill(victim))
+    world.run()
+    assert ended

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 # Virtual seconds between becoming ready and running: small, but enough to shuffle ready tasks.
 JITTER_SECONDS = 50e-6
 # Real seconds without any switch after which a thread is held to be blocked for good.
-REAL_HANG_SECONDS = 60.0
+REAL_HANG_SECONDS = 15.0
 TRANSCRIPT_MAX = 20_000
 
 
@@ -213,7 +213,9 @@ class World:
         self._switch(task)
 
     def wake(self, task: Task) -> None:
-        """Make `task` ready, whatever it waits for."""
+        """Make `task` ready, whatever it waits for; nothing if it is over."""
+        if task.number not in task.client.ordered:
+            return
         task.token += 1
         self._push(self.time + self.random.random() * JITTER_SECONDS, task)
 
