@@ -173,9 +173,10 @@ class Runner:
                     load.good.append(place)
                 elif place not in load.void:
                     failed.append(item)
-            if failed:
+            try:
                 self._learn(part, failed)
-            pending.arrived()
+            finally:
+                pending.arrived()
 
         pending.expect()
         left = self._deadline - (self._now() - load.at)
@@ -186,6 +187,8 @@ class Runner:
 
     def _learn(self, part: Part, failed: Sequence[LoadItem]) -> None:
         """Are they there in another layout? Then no lookup promises them again in ours."""
+        if not failed:
+            return
         there = self._store.layouts_of([item.key for item in failed], realm=part.realm)
         for item, layout in zip(failed, there, strict=True):
             if layout is not None and layout != item.layout:
@@ -197,12 +200,14 @@ class Runner:
         places = sorted(place for place in load.good if place not in load.void)
         keys = [load.keys[place] for place in places]
         bitmap = Bitmap(len(load.keys))
-        if places:
-            bitmap.batched_set(places)
-            sizes = [load.objects[place].get_size() for place in places]
-            self._admit(keys, sizes, stored=False)
-            self._listeners.accessed(keys)
-        self._out.loads.put(load.task_id, bitmap)
+        try:
+            if places:
+                bitmap.batched_set(places)
+                sizes = [load.objects[place].get_size() for place in places]
+                self._admit(keys, sizes, stored=False)
+                self._listeners.accessed(keys)
+        finally:  # whatever the books say, LMCache waits for this
+            self._out.loads.put(load.task_id, bitmap)
 
     def no_load(self, load: Load) -> None:
         """Report a miss for everything; nothing writes to the buffers any more (I7)."""
@@ -267,11 +272,13 @@ class Runner:
         """All parts are in: tell the listeners about keys that are new here, then LMCache."""
         self.puts.pop(put.task_id, None)
         places = sorted(put.present)
-        if places:
-            sizes = [put.present[place] for place in places]
-            self._admit([put.keys[place] for place in places], sizes, stored=True)
         whole = len(places) == len(put.keys)
-        self._out.stores.put(put.task_id, L2StoreResult(whole, put.written))
+        try:
+            if places:
+                sizes = [put.present[place] for place in places]
+                self._admit([put.keys[place] for place in places], sizes, stored=True)
+        finally:  # whatever the books say, LMCache waits for this
+            self._out.stores.put(put.task_id, L2StoreResult(whole, put.written))
 
     def no_put(self, put: Put) -> None:
         """Report failure; on return nothing reads the buffers any more (I7)."""

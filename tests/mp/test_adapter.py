@@ -316,6 +316,21 @@ def test_arguments_that_make_no_sense_end_in_a_miss(adapter: Any) -> None:
     assert list(adapter.query_load_result(task).get_indices_list()) == []
 
 
+def test_an_error_in_a_callback_loses_no_result(
+    adapter: Any, fake: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _args: None)
+
+    def broken(*_args: Any, **_kw: Any) -> Any:
+        raise RuntimeError("in a callback")
+
+    monkeypatch.setattr(fake, "layouts_of", broken)
+    assert load(adapter, keys(1), memory(1)) == []
+    monkeypatch.setattr(adapter._known, "admit", broken)
+    assert store(adapter, keys(2), memory(2)).is_successful()
+    assert load(adapter, keys(2), memory(2)) == [0, 1]
+
+
 def test_a_listener_that_raises_hurts_nobody(adapter: Any) -> None:
     class Broken(Heard):
         def on_l2_keys_stored(self, keys: Any, sizes: Any) -> None:
