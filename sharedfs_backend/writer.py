@@ -17,7 +17,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from sharedfs_backend.dirty import DirtyBudget
 from sharedfs_backend.files import Buffer, FailureKind, FileFailure, Files, Handle
@@ -109,6 +109,10 @@ class PackWriter:
             except FileFailure:
                 self.count("close_failures")  # the pack is lost already
             return self._lost(job, failure, created=True)
+        except BaseException:  # our own mistake: it costs the pack, not a descriptor
+            with suppress(FileFailure):  # what it says about the pack is of no interest
+                pack.close()
+            raise
         try:
             pack.close()
         except FileFailure as failure:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sharedfs_backend.buffers import BufferPool
+from sharedfs_backend.depth import ReadDepth
 from sharedfs_backend.files import FailureKind
 from sharedfs_backend.layout import Seal
 from sharedfs_backend.misses import MissKind, Verdict
+from sharedfs_backend.reader import PackReader
 from sharedfs_backend.readplan import ChunkRead
 from sharedfs_backend.readtask import ReadTask
 from sharedfs_backend.rules import Rules
+from sharedfs_backend.runtime import ThreadRuntime
 from tests.datapath.support import MIB, World, content, destinations_of, reads_of
 
 
@@ -373,3 +378,59 @@ def test_buffers_are_bounded_and_given_back(world: World) -> None:
     load(world, reads)
     assert world.reader.stats()["buffer_bytes"] <= world.depth_max * 4 * MIB
     assert world.buffers.acquire() is not None
+
+
+# -- real threads --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["cancel", "expire", "close"])
+def test_ending_waits_for_the_copy_under_way(world: World, how: str) -> None:
+    """I7: nobody is told that the task is over while a copy into its memory is going on."""
+    done: list[ReadTask] = []
+    reads = reads_of(world.store([b"x" * 100]))
+    task = world.reader.submit(
+        reads, destinations_of(reads), deadline=world.runtime.now() + 20, on_done=done.append
+    )
+    ends = {
+        "cancel": task.cancel,
+        "expire": lambda: world.reader.expire(task.deadline),
+        "close": world.reader.close,
+    }
+    with task.gate.enter(0) as is_open:
+        assert is_open
+        thread = threading.Thread(target=ends[how])
+        thread.start()
+        thread.join(0.02)
+        assert thread.is_alive() and done == [] and not task.is_done
+    thread.join(10)
+    assert done == [task] and not thread.is_alive()
+
+
+def test_loads_cancelled_at_any_moment_leave_memory_alone_from_then_on(tmp_path: Path) -> None:
+    """I2, I7 on the real runtime: what is reported loaded is whole; what is cancelled stays put."""
+    runtime = ThreadRuntime(read_workers_max=4)
+    world = World(str(tmp_path))
+    chunks = [content(n, MIB) for n in range(16)]
+    reads = reads_of(world.store(chunks))
+    reader = PackReader(
+        world.files,
+        runtime,
+        world.seal,
+        fds=world.fds,
+        buffers=BufferPool(256 << 10, 4 * MIB),
+        depth=ReadDepth(2, 4),
+    )
+    for number in range(30):
+        destinations = destinations_of(reads)
+        task = reader.submit(reads, destinations, deadline=runtime.now() + 20)
+        for _ in range(number * 20):
+            threading.Event().is_set()  # a little later each time
+        task.cancel()
+        frozen = [bytes(one) for one in destinations]
+        for is_loaded, found, chunk in zip(task.loaded, frozen, chunks, strict=True):
+            assert not is_loaded or found == chunk
+        assert reader.submit(reads, destinations_of(reads), deadline=1e9).wait() == [None] * 16
+        assert [bytes(one) for one in destinations] == frozen
+    assert reader.stats()["workers_lost"] == 0
+    reader.close()
+    runtime.close(5.0)
