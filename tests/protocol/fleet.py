@@ -23,7 +23,6 @@ from tests.sim.disk import Disk
 from tests.sim.locks import installed
 from tests.sim.world import Client, SimProblem, World
 
-
 PROBLEM = "the run broke off: "
 """Begins the violation of a run that ended in an error of the code or of the simulation."""
 
@@ -164,10 +163,10 @@ class Fleet:
         while self.serving:
             self._lives += 1
             process = self.spawn(f"c{slot}.{self._lives}")
-            while self.serving and not process.client.dead and not process.closed:
+            while not (process.client.dead or process.closed):
                 world.sleep(0.5)
-            if not self.serving:
-                return
+                if not self.serving:
+                    return
             if process.closed:
                 world.sleep(1.0)
                 world.kill(process.client)

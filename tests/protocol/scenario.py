@@ -41,13 +41,14 @@ class Scenario:
     cancel_rate: float = 0.1
     vandal_rate: float = 0.0  # per second: some file is deleted or garbled by nobody
     graceful_rate: float = 0.05  # of the requests: close the store and start again
+    damaged: bool = False  # the disk went through a crash before
     eager: bool = True  # snapshots, retirements and orphan passes at the first occasion
     rules: Rules = field(default_factory=Rules)
 
     @property
     def is_calm(self) -> bool:
         """Nothing goes wrong in it: then a hit of a lookup must be a hit of the load."""
-        return self.rates == Rates() and not self.vandal_rate
+        return self.rates == Rates() and not self.vandal_rate and not self.damaged
 
     def quirks(self) -> Quirks:
         """The file system's quirks, in this scenario's time scale."""

@@ -75,6 +75,16 @@ SNAPPING = replace(
         at=(("create", "snapshots/"), ("write", "snapshots/"), ("unlink", "packs/")),
     ),
 )
+SLOW = replace(
+    SWEEPING,
+    think_seconds=0.2,
+    rates=Rates(
+        kill=0.004,
+        hang=0.4,
+        hang_seconds=(1.0, 4.5),
+        at=(("write", "packs/"), ("create", "packs/")),
+    ),
+)
 VANDALISED = replace(FREEZING, vandal_rate=0.2, cap_bytes=6 << 20, documents=30)
 
 SCENARIOS: dict[str, Scenario] = {
@@ -88,5 +98,6 @@ SCENARIOS: dict[str, Scenario] = {
     "sweeping": SWEEPING,
     "orphaning": ORPHANING,
     "snapping": SNAPPING,
+    "slow": SLOW,
     "vandalised": VANDALISED,
 }

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from tests.protocol.content import Document
 from tests.protocol.fleet import Fleet
 from tests.protocol.process import Process
-from tests.protocol.scenario import Scenario
+from tests.protocol.scenario import Scenario, small
 from tests.sim.disk import Disk
 from tests.sim.locks import installed
 from tests.sim.world import Client, SimProblem, World
 
 SCRIPT = Scenario(
-    clients=0, documents=8, chunks_max=5, cap_bytes=1 << 20, cancel_rate=0.0, graceful_rate=0.0
+    clients=0, documents=45, chunks_max=8, cap_bytes=3 << 20, cancel_rate=0.0, graceful_rate=0.0
 )
 
 
@@ -46,10 +46,11 @@ def script(fleet: Fleet) -> None:
     world.sleep(3.0)
     for document in fleet.documents:
         store_and_load(second, document)
-        world.sleep(2.0)
-    world.sleep(130.0)
+        world.sleep(1.0)
+    world.sleep(70.0)
     for document in fleet.documents[:2]:
         store_and_load(second, document)
+    world.sleep(10.0)
     second.close()
     world.stop()
 
@@ -78,7 +79,7 @@ def stops(fs: str, seed: int, stride: int) -> tuple[list[Stop], Fleet]:
             found.append(Stop(number, f"{client} {op} {path}", copy))
 
     fleet.chaos.on_operation.append(look)
-    with installed(fleet.world):
+    with installed(fleet.world), small(eager=True):
         fleet.world.start(None, "script", lambda: script(fleet))
         fleet.world.run(1000.0)
         fleet.world.close()
@@ -87,17 +88,17 @@ def stops(fs: str, seed: int, stride: int) -> tuple[list[Stop], Fleet]:
 
 def reopened(stop: Stop, fs: str, seed: int) -> list[str]:
     """What is wrong with a crashed disk once a fresh process has opened it."""
-    fleet = Fleet(replace(SCRIPT, fs=fs), seed, disk=stop.disk)
+    fleet = Fleet(replace(SCRIPT, fs=fs, damaged=True), seed, disk=stop.disk)
     world = fleet.world
 
     def check() -> None:
         process = fleet.spawn("again")
         world.sleep(4.0)
-        for document in fleet.documents:
+        for document in fleet.documents[::5]:
             store_and_load(process, document)
         world.stop()
 
-    with installed(world):
+    with installed(world), small(eager=True):
         try:
             world.start(None, "check", check)
             world.run(500.0)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
-from tests.protocol.catches import CATCHES
+from sharedfs_backend.rules import Rules
+from tests.protocol.catches import CATCHES, UNCAUGHT
 from tests.protocol.scenarios import SCENARIOS
 
 SEEDS_EACH = 40
@@ -39,6 +41,10 @@ def test_seeds_of_a_scenario_hold_every_invariant(scenario: str) -> None:
     seeds = f"0:{SEEDS_EACH}"
     found = run_sim("--scenario", scenario, "--seeds", seeds, timeout_seconds=600)
     assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_every_rule_is_caught_or_accounted_for() -> None:
+    assert {field.name for field in fields(Rules)} == CATCHES.keys() | UNCAUGHT.keys()
 
 
 @pytest.mark.slow

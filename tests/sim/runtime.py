@@ -35,7 +35,7 @@ class SimRuntime:
         queue_max: int = 4096,
     ) -> None:
         self._world, self._client, self._queue_max = world, client, queue_max
-        limits = {Lane.READ: 4, Lane.WRITE: 3, Lane.BACKGROUND: 2, **(workers_max or {})}
+        limits = {Lane.READ: 4, Lane.WRITE: 6, Lane.BACKGROUND: 2, **(workers_max or {})}
         self._lanes = {lane: _LaneState(limits[lane]) for lane in Lane}
         self._closed = False
 

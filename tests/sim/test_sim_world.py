@@ -206,7 +206,10 @@ def test_waking_a_task_that_was_killed_while_it_waited_changes_nothing(world: Wo
         world.sleep(1.0)
         ended.append(world.time)
 
-    world.start(victim, "t", lambda: None if event.wait() else None)
+    def wait() -> None:
+        event.wait()
+
+    world.start(victim, "t", wait)
     world.start(other, "t", work)
     world.at(5.0, lambda: world.kill(victim))
     world.run()
