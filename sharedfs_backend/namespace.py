@@ -124,7 +124,7 @@ def _is_ours(data: bytes, seal: Seal, root: str) -> bool:
         ) from None
     except FormatError as error:
         whole = encode_namespace(seal)
-        if not data.strip(b"\0") or whole.startswith(data):
+        if whole.startswith(data.rstrip(b"\0")):  # torn: the size may come before the bytes
             return False
         raise NamespaceError(
             f"{root}/{NAMESPACE_PATH}: {error}; if this directory is a namespace, delete that "
