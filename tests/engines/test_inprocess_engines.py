@@ -108,13 +108,14 @@ def test_a_prompt_that_shares_its_first_half_reloads_that_half(pair: Pair) -> No
 
 
 def test_requests_with_another_tag_do_not_share(pair: Pair) -> None:
-    tokens = prompt(5, 3 * CHUNK_TOKENS + 10)
-    complete_tagged(pair.a, tokens, "lora-1")
-    pair.wait_for_chunks(8 + 5 + 1 + 3)
+    first, second = prompt(5, 3 * CHUNK_TOKENS + 10), prompt(6, 3 * CHUNK_TOKENS + 10)
+    complete_tagged(pair.a, first, "lora-1")
+    complete_tagged(pair.a, second, "lora-1")
+    pair.wait_for_chunks(8 + 5 + 1 + 6)
     before = reloaded(pair.b)
-    complete_tagged(pair.b, tokens, "lora-2")
+    complete_tagged(pair.b, first, "lora-2")
     assert reloaded(pair.b) == before
-    complete_tagged(pair.b, [*tokens, 7], "lora-1")
+    complete_tagged(pair.b, second, "lora-1")
     assert reloaded(pair.b) - before == 3 * CHUNK_TOKENS
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import warnings
 from collections.abc import Iterator
 
@@ -10,6 +12,33 @@ import pytest
 with warnings.catch_warnings():  # what LMCache's own imports warn about is not ours to change
     warnings.simplefilter("ignore")
     from tests.inprocess.engine import Engine, start
+
+
+class Complaints(logging.Handler):
+    """What LMCache says about references that were lost, or given back twice.
+
+    It frees a lost object when Python collects it, so that a count of what is in use shows nothing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.heard: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "garbage collected" in text or "Double" in text:
+            self.heard.append(text)
+
+
+@pytest.fixture(autouse=True)
+def no_reference_is_lost_or_given_back_twice() -> Iterator[None]:
+    complaints = Complaints()
+    logger = logging.getLogger("lmcache.v1.memory_management")
+    logger.addHandler(complaints)
+    yield
+    gc.collect()
+    logger.removeHandler(complaints)
+    assert complaints.heard == []
 
 
 @pytest.fixture

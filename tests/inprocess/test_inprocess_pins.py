@@ -24,6 +24,7 @@ def test_a_pinning_lookup_locks_the_leading_hits_only(engine: Engine) -> None:
     keys = filled(engine, 3)
     assert engine.backend.batched_contains([keys[0], keys[1], key(99), keys[2]], pin=True) == 2
     assert locks(engine) == [1, 1]
+    assert not engine.backend.unpin(keys[2])
 
 
 def test_each_unpin_returns_one_lock(engine: Engine) -> None:
