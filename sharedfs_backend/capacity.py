@@ -24,6 +24,8 @@ IN_FLIGHT_BYTES = 1 << 30
 """In-flight maximum where the cap is large: four packs of 256 MiB at once."""
 PACKS_IN_FLIGHT = 4
 """Packs are cut so that this many fit into what may be in flight."""
+FULL_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Waits after the 1st, 2nd, ... write in a row that found the file system full."""
 CREDIT_PASSES = 2.5
 """A credit older than this many passes is void: usage may have moved on without us."""
 
@@ -66,6 +68,32 @@ class Refusal(enum.Enum):
     STALE = "no complete pass over the journals lately"
     SPENT = "this pass's credit is spent"
     FULL = "no room below the cap"
+    NO_SPACE = "the file system was full a moment ago"
+
+
+class SpaceBackoff:
+    """When to write again after ENOSPC or EDQUOT: longer with each time. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._times = 0
+        self._until = float("-inf")
+
+    def failed(self, now: float) -> None:
+        """The file system was full. Failures of packs written side by side count once."""
+        with self._lock:
+            if now >= self._until:
+                self._until = now + FULL_SECONDS[min(self._times, len(FULL_SECONDS) - 1)]
+                self._times += 1
+
+    def worked(self) -> None:
+        """Something was written whole."""
+        if self._times:
+            with self._lock:
+                self._times = 0
+
+    def is_waiting(self, now: float) -> bool:
+        return now < self._until
 
 
 class Credits:

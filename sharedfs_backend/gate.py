@@ -82,6 +82,12 @@ class Gate:
             waiter = self._wait_for(WHOLE)
         return waiter is None or waiter.wait(timeout_seconds)
 
+    def try_shut(self) -> bool:
+        """Nobody gets in any more; whether nobody is inside now. Waits for nothing."""
+        with self._lock:
+            self._shut = True
+            return not (self._enforced and self._is_inside(WHOLE))
+
     def shut_part(self, part: int, timeout_seconds: float | None = None) -> bool:
         """The same for one part. Those who entered for the whole are not waited for."""
         with self._lock:

@@ -60,6 +60,7 @@ class Ledger:
         self._own: set[str] = set()
         self._bytes = BytesKnown()
         self._orphans: dict[PackName, int] = {}
+        self._pending: dict[PackName, Pack] = {}  # dropped, not gone
         self._snapshot_sizes: dict[str, int] = {}
 
     # -- reading records ---------------------------------------------------------------------
@@ -143,6 +144,7 @@ class Ledger:
         pack.version, pack.total_bytes = commit.version, commit.total_bytes
         if revivable:
             pack.dropped = False
+            self._pending.pop(pack.name, None)
         if pack.gone:
             return None
         if pack.dropped:
@@ -157,6 +159,7 @@ class Ledger:
             return None
         pack.dropped = True
         pack.dropped_seen = now
+        self._pending[name] = pack
         if pack.committed:
             self._bytes.live_bytes -= pack.total_bytes
             self._bytes.dropped_bytes += pack.total_bytes
@@ -172,6 +175,7 @@ class Ledger:
         elif pack.committed:
             self._bytes.live_bytes -= pack.total_bytes
         pack.dropped = pack.gone = True
+        self._pending.pop(name, None)
         self._index.remove(pack)
 
     def _touch(self, name: PackName, at: float) -> None:
@@ -231,6 +235,7 @@ class Ledger:
             self._bytes.dropped_bytes -= pack.total_bytes
             self._bytes.live_bytes += pack.total_bytes
             pack.dropped = False
+            self._pending.pop(pack.name, None)
             fresh.append((row, pack))
 
     def _cover(self, writer: str, coverage: Coverage, now: float) -> None:
@@ -330,6 +335,11 @@ class Ledger:
     def packs(self) -> list[Pack]:
         with self.lock:
             return list(self._packs.values())
+
+    def pending(self) -> list[Pack]:
+        """Packs dropped and not gone: files that somebody has to unlink."""
+        with self.lock:
+            return list(self._pending.values())
 
     def condemn(self, name: PackName, key: bytes | None) -> None:
         """Take a chunk, or a whole pack, out of this process's index; storable again."""

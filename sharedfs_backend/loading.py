@@ -10,6 +10,7 @@ its deadline and gate.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from sharedfs_backend.readplan import ChunkRead
 from sharedfs_backend.readtask import ReadTask
 from sharedfs_backend.realms import Realm
 from sharedfs_backend.runtime import Waiter
+
+log = logging.getLogger("sharedfs_backend")
 
 SUSPENDED_MAX = 65536
 SUSPEND_SECONDS = (1.0, 4.0, 15.0, 60.0)
@@ -73,8 +76,12 @@ class LoadTask:
         """Everything is decided."""
         on_done, self._on_done = self._on_done, None
         self._done.set()
-        if on_done is not None:
+        if on_done is None:
+            return
+        try:
             on_done(self)
+        except Exception:  # the caller's mistake must not cost a worker
+            log.exception("a load's on_done failed")
 
     @property
     def is_done(self) -> bool:
@@ -190,8 +197,10 @@ class Loader:
             positions.setdefault(items[index].key, []).append(at)
 
         def done(read: ReadTask) -> None:
-            self._learn(task, items, places, read)
-            task.finish()
+            try:
+                self._learn(task, items, places, read)
+            finally:
+                task.finish()
 
         read = self._reader.submit(reads, buffers, deadline=now + deadline_seconds, on_done=done)
         task.attach(read, positions)

@@ -75,6 +75,10 @@ class OrphanPass:
         self.next_allowed = 0.0
         self.acts = True
 
+    def reset(self) -> None:
+        """The thread that was at it hangs: what it had begun is given up."""
+        self.phase = Phase.IDLE
+
     def begin(self) -> None:
         """Start a pass unless one is under way."""
         if self.phase is Phase.IDLE:

@@ -23,29 +23,15 @@ from sharedfs_backend.chores import Chores
 from sharedfs_backend.context import Context
 from sharedfs_backend.depth import ReadDepth
 from sharedfs_backend.dirty import DirtyBudget
-from sharedfs_backend.exceptions import NamespaceError
+from sharedfs_backend.facts import Changes, Pack
 from sharedfs_backend.fdcache import FdCache
-from sharedfs_backend.files import (
-    FileFailure,
-    Files,
-    LocalFiles,
-    WatchedFiles,
-    differences,
-    effective,
-    mount_warnings,
-    probe,
-)
+from sharedfs_backend.files import FileFailure, Files, LocalFiles, WatchedFiles
 from sharedfs_backend.finding import Finder
 from sharedfs_backend.keyring import KeyRing
-from sharedfs_backend.layout import UNIT_BYTES, PackCommit
-from sharedfs_backend.ledger import Changes, Ledger, Pack
+from sharedfs_backend.layout import NAMESPACE_PATH, UNIT_BYTES, PackCommit
+from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.loading import Loader
-from sharedfs_backend.namespace import (
-    Namespace,
-    change_settings,
-    open_namespace,
-    require_root,
-)
+from sharedfs_backend.opening import open_within_time
 from sharedfs_backend.orphans import OrphanPass
 from sharedfs_backend.publisher import Publisher
 from sharedfs_backend.putting import Putter
@@ -58,14 +44,16 @@ from sharedfs_backend.settings import Settings
 from sharedfs_backend.snapshots import SnapshotReader
 from sharedfs_backend.snapshotter import Snapshotter
 from sharedfs_backend.stats import Stats
+from sharedfs_backend.storing import Storer
 from sharedfs_backend.sweeper import Sweeper
+from sharedfs_backend.turns import TurnFiles, Turns
 from sharedfs_backend.writer import PackWriter
 
 log = logging.getLogger("sharedfs_backend")
 
-OPEN_SECONDS = 20.0
-"""How long a start-up waits for the file system to show the namespace."""
 TICK_SECONDS_MAX = 0.25
+PROBE_SECONDS = 5.0
+"""Least time between two probes asked for: the breaker knows when, the lane may be slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,63 +83,16 @@ class Parts:
         self.runtime = runtime
         self.rules = rules
         self.stats = Stats()
-        self.namespace = self._open_namespace(files, create)
+        self.namespace = open_within_time(runtime, settings, files, create=create)
         self._wire(files)
-        self._refreshing = False
-        self._choring = False
         self._next_chores = runtime.now()
         self._next_refresh = runtime.now()
-        self._flag_lock = threading.Lock()
+        self._next_probe = runtime.now()
         self._wakeup = threading.Event()
         self._timer: threading.Thread | None = None
         self._closing = False
 
     # -- making ------------------------------------------------------------------------------
-
-    def _open_namespace(self, files: Files | None, create: bool) -> Namespace:
-        """On a lane, so that a file system that hangs costs a start-up its patience only."""
-        if files is not None:
-            return open_namespace(files, self.settings, create=create)
-        result: list[Namespace | Exception] = []
-        done = self.runtime.waiter()
-
-        def work() -> None:
-            try:
-                if create:
-                    require_root(self.settings.root)
-                plain = LocalFiles(self.settings.root)
-                found = open_namespace(plain, self.settings, create=create)
-                result.append(self._fit_to_mount(plain, found) if create else found)
-            except Exception as error:  # carried over to the waiting thread
-                result.append(error)
-            done.set()
-
-        self.runtime.submit(Lane.BACKGROUND, work)
-        if not done.wait(OPEN_SECONDS):
-            raise NamespaceError(
-                f"{self.settings.root}: no answer within {OPEN_SECONDS:g} s; is the file system "
-                "mounted and its server alive?"
-            )
-        outcome = result[0]
-        if isinstance(outcome, FileFailure):
-            raise NamespaceError(f"{self.settings.root}: {outcome}") from outcome
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    def _fit_to_mount(self, files: Files, found: Namespace) -> Namespace:
-        """Probe this mount; the first to do so writes the profile into the namespace."""
-        root, named = self.settings.root, self.settings.profile
-        for warning in mount_warnings(root):
-            log.warning("%s: %s", root, warning)
-        mount = probe(root, name=named)
-        if found.record.profile is None and named is None:
-            writer = self.runtime.random_bytes(8).hex()
-            change_settings(files, found.seal, writer, profile=mount.to_dict())
-            return replace(found, profile=mount)
-        for difference in differences(found.profile, mount):
-            log.warning("%s: %s", root, difference)
-        return replace(found, profile=effective(found.profile, mount))
 
     def _wire(self, files: Files | None) -> None:
         settings, runtime, rules, stats = self.settings, self.runtime, self.rules, self.stats
@@ -163,6 +104,8 @@ class Parts:
         self.context = context = Context(
             self.watched, runtime, seal, profile, settings, stats, rules
         )
+        self._refresh_turns = Turns(runtime, settings.lease_seconds / 2)
+        self._chore_turns = Turns(runtime, settings.lease_seconds / 2)
         self.catalog = Catalog(settings.chunks_max)
         self.ledger = Ledger(self.catalog, seal, rules, settings.lease_seconds)
         self.keyring = KeyRing(seal, settings.keys_memo_max)
@@ -189,9 +132,11 @@ class Parts:
         self._wire_putter()
 
     def _wire_background(self) -> None:
-        context, ledger = self.context, self.ledger
-        self.snapshots = SnapshotReader(context, ledger)
-        self.refresher = Refresher(context, ledger, self.snapshots, self._changed, self._passed)
+        ledger = self.ledger
+        refreshing = self._in_turns(self._refresh_turns)
+        context = self._in_turns(self._chore_turns)
+        self.snapshots = SnapshotReader(refreshing, ledger, self._changed)
+        self.refresher = Refresher(refreshing, ledger, self.snapshots, self._changed, self._passed)
         self.sweeper = Sweeper(
             context,
             ledger,
@@ -214,6 +159,10 @@ class Parts:
             take_touches=self.finder.take_touches,
         )
 
+    def _in_turns(self, turns: Turns) -> Context:
+        """The context of background work that others go on with when its thread hangs."""
+        return replace(self.context, files=TurnFiles(self.watched, turns))
+
     def _wire_putter(self) -> None:
         settings = self.settings
         self.pack_writer = PackWriter(
@@ -224,7 +173,7 @@ class Parts:
             dirty=DirtyBudget(settings.dirty_bytes_max),
             rules=self.rules,
         )
-        self.putter = Putter(
+        self.storer = Storer(
             self.context,
             self.ledger,
             self.publisher,
@@ -235,7 +184,9 @@ class Parts:
             on_refused=self._refused,
             on_stored=self._stored,
             on_unpublished=self.sweeper.disown,
-            wake=self.wake,
+        )
+        self.putter = Putter(
+            self.context, self.storer, healthy=lambda: self.healthy, wake=self.wake
         )
 
     # -- what parts tell each other ------------------------------------------------------------
@@ -259,7 +210,7 @@ class Parts:
             self.wake()
 
     def _refused(self, refusal: Refusal) -> None:
-        if refusal is Refusal.FULL:
+        if refusal in (Refusal.FULL, Refusal.NO_SPACE):
             self.sweeper.ask()
         elif self.refresher.ask_early():
             self.wake()
@@ -268,7 +219,7 @@ class Parts:
         if self.settings.audit:
             self.auditor.stored(commit)
 
-    def _changed(self, changes: Changes, writer: str) -> None:
+    def _changed(self, changes: Changes, writer: str = "") -> None:
         self._dropped(changes.dropped)
         if self.settings.audit and not self.ledger.is_own(writer):
             self.auditor.check_foreign(changes.committed)
@@ -289,8 +240,9 @@ class Parts:
 
     # -- time --------------------------------------------------------------------------------
 
-    def start_timer(self) -> None:
-        """A daemon thread that ticks, for a store with a real runtime."""
+    def start_timer(self, relieve: Callable[[], None]) -> None:
+        """A daemon thread that ticks and relieves lost workers, for a real runtime."""
+        self._relieve = relieve
         self._timer = threading.Thread(target=self._run, name="sharedfs-timer", daemon=True)
         self._timer.start()
 
@@ -301,6 +253,7 @@ class Parts:
         while not self._closing:
             try:
                 seconds = self.tick()
+                self._relieve()
             except Exception:  # our own mistake must not stop time
                 log.exception("a tick failed")
                 seconds = TICK_SECONDS_MAX
@@ -311,33 +264,38 @@ class Parts:
         """Start what is due; seconds until the next round."""
         now = self.runtime.now()
         self.putter.start_due(now)
+        self.putter.expire(now)
         self.reader.expire(now)
-        self.watched.check()
+        if not self.watched.check():
+            self._probe_if_due(now)
+        if self._closing:
+            return TICK_SECONDS_MAX
+        begun = True
         if now >= self._next_refresh or self.refresher.is_asked:
-            self._once("_refreshing", self._refresh)
+            begun &= self._refresh_turns.start(self._refresh, self.refresher.reset)
         if now >= self._next_chores:
-            self._once("_choring", self._chore)
+            begun &= self._chore_turns.start(self._chore, self.orphans.reset)
+        if not begun:
+            self.stats.add("background_skipped")
         due = self.putter.next_due()
         soon = min(self._next_refresh, self._next_chores, due if due is not None else now + 1.0)
         return min(TICK_SECONDS_MAX, max(0.001, soon - self.runtime.now()))
 
-    def _once(self, flag: str, work: Callable[[], None]) -> None:
-        with self._flag_lock:
-            if getattr(self, flag) or self._closing:
-                return
-            setattr(self, flag, True)
-
-        def run() -> None:
-            try:
-                work()
-            finally:
-                setattr(self, flag, False)
-
+    def _probe_if_due(self, now: float) -> None:
+        """Ask a sick file system whether it is well again; nobody else might for a long time."""
+        if now < self._next_probe or not self.watched.probe_due():
+            return
+        self._next_probe = now + PROBE_SECONDS
         try:
-            self.runtime.submit(Lane.BACKGROUND, run)
+            self.runtime.submit(Lane.BACKGROUND, self._probe)
         except LaneFull:
-            setattr(self, flag, False)
             self.stats.add("background_skipped")
+
+    def _probe(self) -> None:
+        try:
+            self.watched.close(self.watched.open_read(NAMESPACE_PATH))
+        except FileFailure as failure:
+            self.stats.failed(failure, "asking whether the file system answers")
 
     def _refresh(self) -> None:
         self._next_refresh = self.runtime.now() + self.refresher.step()
@@ -348,11 +306,7 @@ class Parts:
 
     def take_over_chores(self) -> None:
         """From now on the caller runs `chores.step` itself (tools)."""
-        while True:
-            with self._flag_lock:
-                if not self._choring:
-                    self._choring = True
-                    return
+        while not self._chore_turns.take_for_good():
             self.runtime.waiter().wait(0.01)
 
     def wait_current(self, timeout_seconds: float) -> bool:
@@ -414,28 +368,28 @@ class Parts:
         tasks = self.putter.close()
         while any(not task.is_done for task in tasks) and self.runtime.now() < deadline:
             self.runtime.waiter().wait(0.005)
-        for task in tasks:
-            task.cancel()
         self._closing = True
         self.wake()
-        self.reader.close()
-        self._end_journal(deadline)
-        self.fds.close()
+        self.putter.abandon(deadline)
+        self.reader.end_all()
+        self._by(deadline, Lane.WRITE, self.publisher.end)
+        self._by(deadline, Lane.READ, self.fds.close)
         if own_runtime:
             self.runtime.close(max(0.1, deadline - self.runtime.now()))
         timer = self._timer
         if timer is not None and timer is not threading.current_thread():
             timer.join(1.0)
 
-    def _end_journal(self, deadline: float) -> None:
+    def _by(self, deadline: float, lane: Lane, work: Callable[[], None]) -> None:
+        """Do it on a worker, and wait for it until then: it may hang."""
         done = self.runtime.waiter()
 
-        def work() -> None:
-            self.publisher.end()
+        def run() -> None:
+            work()
             done.set()
 
         try:
-            self.runtime.submit(Lane.WRITE, work)
+            self.runtime.submit(lane, run)
         except LaneFull:
             return
         done.wait(max(0.1, deadline - self.runtime.now()))

@@ -7,8 +7,9 @@ frozen, an append failed or was slow, the size limit, a fork) has one remedy: a 
 a new journal, into which everything live of this process is published again. So a journal's past
 never matters to its future, and no append is ever repeated at the same offset (I1).
 
-Slow means: more than half a lease between the ends of two appends. Others retire a silent journal
-after a whole lease, so an append inside that time cannot have gone into an unlinked file.
+Slow means: more than half a lease between the ends of two appends; others retire a silent journal
+after a whole one. An append that hangs for that long is given up: whoever publishes next goes on
+under a new id, and the hung thread finds its turn over when it wakes up (I6).
 
 Calls block on I/O and belong on a worker lane. Queued records of several callers share an append.
 Nothing here decides what to publish.
@@ -44,9 +45,37 @@ log = logging.getLogger(__name__)
 ENTRY_BYTES_MAX = 1 << 20
 JOURNAL_BYTES_MAX = 8 << 20
 """Past this a new journal is begun, so that retiring the old one frees its bytes."""
+QUEUE_MAX = 4096
+"""Publications that wait for an append; beyond it they fail at once (I9)."""
 RENEW_BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 Done = Callable[[bool], None]
+Publication = tuple[Sequence[Record], Done]
+
+
+class Turn:
+    """One thread's turn at the journal; `batch` is what it is appending, since `since`."""
+
+    __slots__ = ("batch", "since")
+
+    def __init__(self, since: float) -> None:
+        self.batch: list[Publication] = []
+        self.since = since
+
+
+class Journal:
+    """The journal in use: where its next entry goes, and when the last one was in place."""
+
+    __slots__ = ("last_end", "offset", "writer")
+
+    def __init__(self, writer: str, offset: int, last_end: float) -> None:
+        self.writer = writer
+        self.offset = offset
+        self.last_end = last_end
+
+
+class TurnOver(Exception):
+    """Inside this module: this thread hung for so long that another has taken over."""
 
 
 class Publisher:
@@ -64,40 +93,41 @@ class Publisher:
         self._ledger = ledger
         self._journal_bytes_max = journal_bytes_max
         self._lock = threading.Lock()
-        self._queue: list[tuple[Sequence[Record], Done]] = []
-        self._busy = False
+        self._queue: list[Publication] = []
         self._closed = False
-        self._writer: str | None = None
-        self._offset = 0
-        self._last_end = 0.0
+        self._turn: Turn | None = None
+        self._journal: Journal | None = None
         self._own: list[str] = []
         self._failures = 0
         self._retry_at = 0.0
+        self._full = False
 
     @property
     def writer(self) -> str | None:
         """The id in use, None before the first publication and after an unusual end."""
-        return self._writer
+        journal = self._journal
+        return None if journal is None else journal.writer
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the last append failed for want of space."""
+        return self._full
 
     def publish(self, records: Sequence[Record], on_done: Done) -> None:
         """Append `records`; `on_done(True)` once they are the commit, `on_done(False)` if not.
 
-        `on_done` runs on this or on another publishing thread, before that thread goes on.
+        `on_done` runs on this or on another publishing thread, before that thread goes on. What it
+        raises is raised there once everything queued has been dealt with.
         """
         with self._lock:
-            self._queue.append((records, on_done))
-            if self._busy:
-                return
-            self._busy = True
-        while True:
-            with self._lock:
-                batch, self._queue = self._queue, []
-                if not batch:
-                    self._busy = False
-                    return
-            done = self._write([record for records, _ in batch for record in records])
-            for _, tell in batch:
-                tell(done)
+            accepted = not self._closed and len(self._queue) < QUEUE_MAX
+            if accepted:
+                self._queue.append((records, on_done))
+        if accepted:
+            self._take_turn()
+        else:
+            self._stats.add("publications_refused")
+            on_done(False)
 
     def ensure_writer(self, on_done: Done) -> None:
         """A journal exists under a current id: packs are named after it."""
@@ -105,50 +135,130 @@ class Publisher:
 
     def end(self) -> None:
         """Say goodbye: the journal may be retired at once. Called last, on closing."""
-        if self._writer is not None:
-            self.publish((End(None),), lambda _: None)
         with self._lock:
             self._closed = True
+            if self._journal is not None:
+                self._queue.append(((End(None),), lambda _: None))
+        self._take_turn()
+
+    # -- turns -------------------------------------------------------------------------------
+
+    def _take_turn(self) -> None:
+        """Append what is queued, unless another thread is doing so and does not hang."""
+        now = self._runtime.now()
+        lost: list[Publication] = []
+        with self._lock:
+            hanging = self._turn
+            if hanging is not None:
+                if not self._rules.slow_append_renews or now - hanging.since <= self._slow_seconds:
+                    return
+                lost, hanging.batch = hanging.batch, []
+                self._journal = None
+            turn = self._turn = Turn(now)
+        if hanging is not None:
+            self._stats.add("journal_hung_appends")
+        errors = self._tell(lost, False)
+        while (batch := self._next_batch(turn)) is not None:
+            try:
+                done = self._write_batch(turn, batch, errors)
+            except TurnOver:
+                return
+            with self._lock:
+                if self._turn is not turn:
+                    return  # everybody concerned was told
+                turn.batch = []
+            errors += self._tell(batch, done)
+        if errors:
+            raise errors[0]
+
+    def _next_batch(self, turn: Turn) -> list[Publication] | None:
+        with self._lock:
+            if self._turn is not turn:
+                return None
+            batch, self._queue = self._queue, []
+            if not batch:
+                self._turn = None
+                return None
+            turn.batch, turn.since = batch, self._runtime.now()
+            return batch
+
+    def _tell(self, batch: list[Publication], done: bool) -> list[Exception]:
+        errors: list[Exception] = []
+        for _, on_done in batch:
+            try:
+                on_done(done)
+            except Exception as error:  # raised by the caller when all have been told
+                errors.append(error)
+        return errors
+
+    def _write_batch(self, turn: Turn, batch: list[Publication], errors: list[Exception]) -> bool:
+        try:
+            return self._write(turn, [record for records, _ in batch for record in records])
+        except TurnOver:
+            raise
+        except Exception as error:  # records that cannot be encoded: our own mistake
+            errors.append(error)
+            return False
 
     # -- one append at a time below this line ------------------------------------------------
 
-    def _write(self, records: list[Record]) -> bool:
-        if self._closed:
-            return False
+    def _write(self, turn: Turn, records: list[Record]) -> bool:
         for _ in range(2):
-            if self._is_stale() and not self._renew():
+            journal = self._journal
+            if journal is None or self._is_stale(journal):
+                journal = self._renew(turn, journal)
+            if journal is None:
                 return False
-            if not records or self._append(records):
+            if not records or self._append(turn, journal, records):
                 return True
-            self._writer = None
+            self._install(turn, None)
         return False
 
-    def _is_stale(self) -> bool:
-        if self._writer is None or self._offset >= self._journal_bytes_max:
-            return True
-        silent_seconds = self._runtime.now() - self._last_end
-        return self._rules.slow_append_renews and silent_seconds > self._slow_seconds
+    def _install(self, turn: Turn, journal: Journal | None) -> None:
+        with self._lock:
+            if self._turn is not turn:
+                raise TurnOver
+            self._journal = journal
 
-    def _append(self, records: list[Record]) -> bool:
-        assert self._writer is not None
-        writer, offset = self._writer, self._offset
+    def _require_turn(self, turn: Turn) -> None:
+        """After every call that may have hung: another thread may have gone on without it."""
+        if self._turn is not turn:
+            raise TurnOver
+
+    def _is_stale(self, journal: Journal) -> bool:
+        silent_seconds = self._runtime.now() - journal.last_end
+        is_silent = self._rules.slow_append_renews and silent_seconds > self._slow_seconds
+        return is_silent or self._is_long(journal)
+
+    def _is_long(self, journal: Journal) -> bool:
+        return journal.offset >= self._journal_bytes_max
+
+    def _append(self, turn: Turn, journal: Journal, records: list[Record]) -> bool:
+        data, offset = self._encoded(journal.writer, journal.offset, records)
+        try:
+            self._write_parts(journal_path(journal.writer), journal.offset, data)
+        except FileFailure as failure:
+            self._require_turn(turn)
+            self._full = failure.kind is FailureKind.NO_SPACE
+            self._stats.failed(failure, "append")
+            return False
+        end = self._runtime.now()
+        self._require_turn(turn)
+        self._full = False
+        if self._rules.slow_append_renews and end - journal.last_end > self._slow_seconds:
+            self._stats.add("journal_slow_appends")
+            return False
+        journal.last_end, journal.offset = end, offset
+        self._ledger.apply(journal.writer, offset, records, end)
+        return True
+
+    def _encoded(self, writer: str, offset: int, records: list[Record]) -> tuple[list[bytes], int]:
+        """Entries for `records` from `offset` on, and where they end."""
         parts: list[bytes] = []
         for group in split_records(records, ENTRY_BYTES_MAX):
             parts.append(encode_entry(writer, offset, group, self._seal))
             offset += len(parts[-1])
-        try:
-            self._write_parts(journal_path(writer), self._offset, parts)
-        except FileFailure as failure:
-            self._stats.failed(failure, "append")
-            return False
-        end = self._runtime.now()
-        if self._rules.slow_append_renews and end - self._last_end > self._slow_seconds:
-            self._stats.add("journal_slow_appends")
-            return False
-        self._last_end = end
-        self._offset = offset
-        self._ledger.apply(writer, offset, records, end)
-        return True
+        return parts, offset
 
     def _write_parts(self, path: str, offset: int, parts: list[bytes]) -> None:
         if self._rules.append_never_creates:
@@ -171,51 +281,50 @@ class Publisher:
             raise
         self._files.close(handle)
 
-    def _renew(self) -> bool:
+    def _renew(self, turn: Turn, old: Journal | None) -> Journal | None:
         """A new id and journal, holding what is live of this process's past."""
         if self._runtime.now() < self._retry_at:
-            return False
-        full = self._writer is not None and self._offset >= self._journal_bytes_max
+            return None
         writer = self._runtime.random_bytes(8).hex()
-        if full and not self._append([End(writer)]):
-            full = False
-        self._writer = None
-        again = [] if full else self._republished()
+        is_ended = old is not None and self._is_long(old) and self._append(turn, old, [End(writer)])
+        self._install(turn, None)
+        again = [] if is_ended else self._republished()
         start = self._runtime.now()
-        records: list[Record] = [Begin(FORMAT_MAJOR, self._runtime.random_bytes(16)), *again]
-        parts, offset = [], 0
-        for group in split_records(records, ENTRY_BYTES_MAX):
-            parts.append(encode_entry(writer, offset, group, self._seal))
-            offset += len(parts[-1])
+        begin = Begin(FORMAT_MAJOR, self._runtime.random_bytes(16))
+        records: list[Record] = [begin, *again]
+        data, offset = self._encoded(writer, 0, records)
         self._ledger.own(writer, start)
         try:
             handle = self._files.create(journal_path(writer))
         except FileFailure as failure:
-            return self._renewal_failed(writer, failure)
+            self._renewal_failed(turn, writer, failure)
+            return None
         try:
-            self._write_and_close(handle, 0, parts)
+            self._write_and_close(handle, 0, data)
         except FileFailure as failure:
             self._remove_quietly(writer)
-            return self._renewal_failed(writer, failure)
+            self._renewal_failed(turn, writer, failure)
+            return None
         end = self._runtime.now()
         if self._rules.slow_append_renews and end - start > self._slow_seconds:
             self._stats.add("journal_slow_appends")
-            return False
-        self._failures = 0
-        self._retry_at = 0.0
+            return None
+        journal = Journal(writer, offset, end)
+        self._install(turn, journal)
+        self._failures, self._retry_at, self._full = 0, 0.0, False
         self._own.append(writer)
-        self._writer, self._offset, self._last_end = writer, offset, end
         self._ledger.apply(writer, offset, records, end)
         self._stats.add("journals_begun")
-        return True
+        return journal
 
-    def _renewal_failed(self, writer: str, failure: FileFailure) -> bool:
+    def _renewal_failed(self, turn: Turn, writer: str, failure: FileFailure) -> None:
         self._ledger.forget_writer(writer)
         self._stats.failed(failure, "journal")
+        self._require_turn(turn)
+        self._full = failure.kind is FailureKind.NO_SPACE
         wait = RENEW_BACKOFF_SECONDS[min(self._failures, len(RENEW_BACKOFF_SECONDS) - 1)]
         self._failures += 1
         self._retry_at = self._runtime.now() + wait
-        return False
 
     def _republished(self) -> list[Record]:
         if not self._rules.renewal_republishes or not self._own:
@@ -229,7 +338,7 @@ class Publisher:
             for commit in (self.commit_of(pack),)
             if commit is not None
         ]
-        dropped = [p for p in self._ledger.packs() if p.dropped and not p.gone]
+        dropped = self._ledger.pending()
         gone = [p for p in self._ledger.packs() if p.gone and not p.snapshotted]
         records: list[Record] = []
         if commits:

@@ -63,7 +63,6 @@ class Refresher:
         self._snapshots = snapshots
         self._on_changes = on_changes
         self._on_pass = on_pass
-        self._buffer = memoryview(bytearray(READ_BYTES))
         self._tokens = float(operations_per_second)
         self._tokens_at = runtime.now()
         self._todo: list[str] | None = None
@@ -93,6 +92,15 @@ class Refresher:
     def is_asked(self) -> bool:
         """Whether an early pass was asked for and has not begun."""
         return self._early.is_set()
+
+    @property
+    def is_awaiting(self) -> bool:
+        """Whether a journal has vanished whose snapshot was not seen yet."""
+        return bool(self._awaiting)
+
+    def reset(self) -> None:
+        """The thread that was at it hangs: what it had begun is begun anew."""
+        self._todo = None
 
     def want_snapshots(self) -> None:
         self._snapshots_wanted = True
@@ -200,8 +208,9 @@ class Refresher:
                 self._poll_failed(failure)
             return
         data: bytes | None
+        offset = view.covered
         try:
-            data = self._read_on(handle, view.covered)
+            data = self._read_on(handle, offset)
         except FileFailure as failure:
             self._poll_failed(failure)
             data = None
@@ -210,20 +219,23 @@ class Refresher:
         except FileFailure as failure:
             self._stats.failed(failure, "closing a journal read")
         if data:
-            self._take(writer, view.covered, data)
+            self._take(writer, offset, data)
         if data is not None:
             self._ledger.polled(writer, self._runtime.now())
 
     def _read_on(self, handle: object, offset: int) -> bytes:
+        """What is there from `offset` on. Reads beyond the first are paid for afterwards."""
+        buffer = memoryview(bytearray(READ_BYTES))  # our own: a read that hung may still come
         parts: list[bytes] = []
         total = 0
         while total < POLL_BYTES_MAX:
-            count = self._files.read(handle, offset + total, self._buffer)  # type: ignore[arg-type]
+            count = self._files.read(handle, offset + total, buffer)  # type: ignore[arg-type]
             if count:
-                parts.append(bytes(self._buffer[:count]))
+                parts.append(bytes(buffer[:count]))
                 total += count
-            if count < len(self._buffer):
+            if count < len(buffer):
                 break
+            self._tokens -= 1
         return b"".join(parts)
 
     def _take(self, writer: str, offset: int, data: bytes) -> None:

@@ -17,6 +17,7 @@ coverage). Runs on background workers only.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -25,12 +26,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sharedfs_backend.context import Context
+from sharedfs_backend.facts import Changes
 from sharedfs_backend.files import FailureKind, FileFailure, Files
 from sharedfs_backend.layout import (
     SNAPSHOTS,
     BadValue,
     Coverage,
     FormatError,
+    NewerVersion,
     PackName,
     PackState,
     Snapshot,
@@ -42,6 +45,9 @@ from sharedfs_backend.ledger import Ledger
 READ_BYTES = 4 << 20
 SNAPSHOT_BYTES_MAX = 4 << 30
 """10^7 chunks are about 0.5 GB; a bigger file is not one of ours."""
+
+LOOK_AGAIN_SECONDS_MAX = 60.0
+"""A file that does not verify is read again after 1, 2, 4, ... seconds: it may be on its way."""
 
 _T = TypeVar("_T")
 
@@ -85,31 +91,55 @@ class Adopted:
         return at < len(self.not_gone) and bool(self.not_gone[at] == head)
 
 
-class SnapshotReader:
-    """Adopts every valid snapshot it has not seen. One thread at a time calls `read_new`."""
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """A file that did not verify: torn, foreign, or being written at this moment."""
 
-    def __init__(self, context: Context, ledger: Ledger) -> None:
+    since: float
+    looks: int
+    look_again: float
+
+
+class SnapshotReader:
+    """Adopts every valid snapshot it has not seen. Thread-safe: refresh and chores both use it.
+
+    `on_changes(changes)` hears what merging one newly brought.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        ledger: Ledger,
+        on_changes: Callable[[Changes], None] = lambda changes: None,
+    ) -> None:
         self._files = context.files
         self._runtime = context.runtime
         self._seal = context.seal
         self._stats = context.stats
         self._rules = context.rules
         self._ledger = ledger
-        self._sizes: dict[str, int] = {}
-        self._invalid: dict[SnapshotName, float] = {}
+        self._on_changes = on_changes
+        self._lock = threading.Lock()
+        self._sizes: dict[SnapshotName, int] = {}
+        self._invalid: dict[SnapshotName, Invalid] = {}
         self._covered: set[str] = set()
         self.adopted: dict[SnapshotName, Adopted] = {}
-        """Valid snapshots that existed at the last look."""
+        """Valid snapshots that existed at the last look. Replaced, never changed in place."""
         self.verified_at: dict[SnapshotName, float] = {}
+        self.newer: frozenset[SnapshotName] = frozenset()
+        """Written by a later version: not understood, and not to be touched."""
 
     def covers(self, writer: str) -> bool:
         """Some snapshot adopted here covers this writer's journal."""
         return writer in self._covered
 
-    def read_new(self) -> bool:
-        """List, read and merge what is new; False if that could not be done completely."""
+    def read_new(self, files: Files | None = None) -> bool:
+        """List, read and merge what is new; False if that could not be done completely.
+
+        `files`: the caller's own, so that operations count as part of its work."""
+        files = files if files is not None else self._files
         try:
-            names = recognised(SnapshotName.parse, self._files.list(SNAPSHOTS))
+            names = recognised(SnapshotName.parse, files.list(SNAPSHOTS))
         except FileFailure as failure:
             self._stats.failed(failure, "listing the snapshots")
             return False
@@ -118,32 +148,39 @@ class SnapshotReader:
         if not self._rules.readers_merge_all_snapshots:
             names = names[:1]
         for name in names:
-            if name not in self.adopted:
-                complete &= self._read(name)
-        for name in set(self.adopted) - set(names):
-            del self.adopted[name]
-        self._sizes = {
-            path: n for path, n in self._sizes.items() if path in {s.path for s in names}
-        }
-        self._ledger.see_snapshots(self._sizes)
+            if name not in self.adopted and name not in self.newer:
+                complete &= self._read(files, name)
+        self._keep_only(set(names))
         return complete
 
     def invalid(self) -> dict[SnapshotName, float]:
         """Files that did not verify -> when that was first seen."""
-        return dict(self._invalid)
+        with self._lock:
+            return {name: found.since for name, found in self._invalid.items()}
 
-    def _read(self, name: SnapshotName) -> bool:
+    def _read(self, files: Files, name: SnapshotName) -> bool:
         now = self._runtime.now()
+        known = self._invalid.get(name)
+        if known is not None and now < known.look_again:
+            return True
         try:
-            data = read_whole(self._files, name.path, SNAPSHOT_BYTES_MAX)
+            data = read_whole(files, name.path, SNAPSHOT_BYTES_MAX)
         except FileFailure as failure:
             self._stats.failed(failure, "reading a snapshot")
             return failure.kind is FailureKind.MISSING
-        self._sizes[name.path] = len(data)
+        self.noted(name, len(data))
         try:
             snapshot = decode_snapshot(data, self._seal)
+        except NewerVersion as error:
+            self.newer |= {name}
+            self._stats.once("snapshots_newer", "snapshot %s: %s; upgrade", name.path, error)
+            return True
         except FormatError as error:
-            self._invalid.setdefault(name, now)
+            looks = 1 if known is None else known.looks + 1
+            wait = min(LOOK_AGAIN_SECONDS_MAX, 0.5 * 2.0**looks)
+            since = now if known is None else known.since
+            with self._lock:
+                self._invalid[name] = Invalid(since, looks, now + wait)
             self._stats.once("snapshots_invalid", "snapshot %s is not valid: %s", name.path, error)
             return True
         self.adopt(name, snapshot)
@@ -152,23 +189,42 @@ class SnapshotReader:
     def adopt(self, name: SnapshotName, snapshot: Snapshot) -> None:
         """Merge a verified snapshot into the ledger."""
         now = self._runtime.now()
-        self._ledger.adopt(snapshot, now)
-        self._covered.update(snapshot.coverage)
-        self._invalid.pop(name, None)
-        self.adopted[name] = Adopted.of(snapshot)
-        self.verified_at.setdefault(name, now)
+        changes = self._ledger.adopt(snapshot, now)
+        adopted = Adopted.of(snapshot)
+        with self._lock:
+            self._invalid.pop(name, None)
+            self.adopted = {**self.adopted, name: adopted}
+            self._covered.update(snapshot.coverage)
+            self.verified_at.setdefault(name, now)
         self._stats.add("snapshots_adopted")
+        if changes.committed or changes.dropped:
+            self._on_changes(changes)
 
     def noted(self, name: SnapshotName, nbytes: int) -> None:
-        """The size of a file just written."""
-        self._sizes[name.path] = nbytes
-        self._ledger.see_snapshots(self._sizes)
+        """The size of a file just read or written."""
+        with self._lock:
+            self._sizes[name] = nbytes
+        self._tell_sizes()
 
     def removed(self, name: SnapshotName) -> None:
-        self.adopted.pop(name, None)
-        self._invalid.pop(name, None)
-        self._sizes.pop(name.path, None)
-        self._ledger.see_snapshots(self._sizes)
+        self._keep_only({*self.adopted, *self._invalid, *self.newer, *self._sizes} - {name})
+
+    def _keep_only(self, names: set[SnapshotName]) -> None:
+        """What is known of other files is forgotten."""
+        with self._lock:
+            if not (set(self.adopted) | set(self._sizes) | set(self._invalid)) <= names:
+                self.adopted = {n: kept for n, kept in self.adopted.items() if n in names}
+                self._covered = {w for kept in self.adopted.values() for w in kept.coverage}
+                self.verified_at = {n: at for n, at in self.verified_at.items() if n in names}
+                self._sizes = {n: size for n, size in self._sizes.items() if n in names}
+                self._invalid = {n: found for n, found in self._invalid.items() if n in names}
+            self.newer &= names
+        self._tell_sizes()
+
+    def _tell_sizes(self) -> None:
+        with self._lock:
+            sizes = {name.path: size for name, size in self._sizes.items()}
+        self._ledger.see_snapshots(sizes)
 
 
 def read_whole(files: Files, path: str, bytes_max: int) -> bytearray:

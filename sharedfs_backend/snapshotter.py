@@ -87,7 +87,7 @@ class Snapshotter:
 
     def write(self, writer: str, realms: set[bytes] | None = None) -> SnapshotName | None:
         """Write, read back and adopt a snapshot of the ledger; None if that failed."""
-        if not self._reader.read_new():
+        if not self._reader.read_new(self._files):
             return None
         start = self._runtime.now()
         parents = tuple(sorted(self._reader.adopted))

@@ -92,20 +92,20 @@ class Store:
     def _make(self) -> _Made:
         runtime, files, rules, create = self._injected
         settings = self.settings
-        own_runtime = runtime is None
+        own: ThreadRuntime | None = None
         if runtime is None:
-            runtime = ThreadRuntime(
+            runtime = own = ThreadRuntime(
                 read_workers_max=settings.read_threads_max,
                 write_workers_max=settings.write_threads_max,
             )
         try:
             parts = Parts(settings, runtime, files, rules, create=create)
         except BaseException:
-            if own_runtime:
-                runtime.close(0.0)
+            if own is not None:
+                own.close(0.0)
             raise
-        if own_runtime:
-            parts.start_timer()
+        if own is not None:
+            parts.start_timer(own.relieve)
         return _Made(os.getpid(), parts)
 
     @property

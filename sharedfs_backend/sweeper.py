@@ -12,6 +12,7 @@ first and recorded later: their readers find them missing, which is a miss.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 
 from sharedfs_backend.capacity import Crowd, low_watermark_bytes
@@ -23,12 +24,14 @@ from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.publisher import Publisher
 from sharedfs_backend.retention import Candidate, plan
 
+CHOICE_SHARE = 8.0
+"""A choice is made at most in one part of so many of the time."""
 UNLINKS_A_STEP = 64
 """So that one step of a long sweep does not hold up the other chores."""
 
 
 class Sweeper:
-    """See the module. One thread at a time calls `step`; `ask` comes from anywhere."""
+    """See the module. One thread at a time calls `step`; `ask` and `disown` come from anywhere."""
 
     def __init__(
         self,
@@ -54,20 +57,26 @@ class Sweeper:
         self._locked = locked
         self._settled = settled
         self._on_dropped = on_dropped
+        self._lock = threading.Lock()
         self._asked_at: float | None = None
+        self._next_choice = float("-inf")
         self._mine: set[PackName] = set()
         self._unrecorded: dict[PackName, float] = {}
+        """Packs that go before their record does -> since when."""
 
     def ask(self) -> None:
         """A store found no room: sweep whatever the watermark says."""
-        if self._asked_at is None:
+        with self._lock:
+            if self._asked_at is not None:
+                return
             self._asked_at = self._runtime.now()
-            self._stats.add("sweeps_asked")
+        self._stats.add("sweeps_asked")
 
     def step(self, cap_bytes: int | None, patience_seconds: float) -> None:
         """Choose victims if need be, then unlink what is due."""
         now = self._runtime.now()
-        if cap_bytes is not None or self._asked_at is not None:
+        wanted = cap_bytes is not None or self._asked_at is not None
+        if wanted and now >= self._next_choice:
             self._choose(cap_bytes, now, patience_seconds)
         self.finish(now)
 
@@ -76,7 +85,8 @@ class Sweeper:
     def _choose(self, cap_bytes: int | None, now: float, patience_seconds: float) -> None:
         usage = self._ledger.usage()
         remaining = usage.total_bytes - usage.dropped_bytes
-        asked = self._asked_at is not None
+        asked_at = self._asked_at
+        asked = asked_at is not None
         leader = self.is_leader()
         if cap_bytes is None:
             low = int(usage.live_bytes * self._low_ratio)  # the disk itself is full
@@ -84,7 +94,7 @@ class Sweeper:
             low = self.low_bytes(cap_bytes)
             if not asked and remaining <= min(cap_bytes * self._high_ratio, 2 * low):
                 return
-        waited = asked and now - (self._asked_at or 0.0) >= patience_seconds
+        waited = asked_at is not None and now - asked_at >= patience_seconds
         if not (leader or waited):
             return
         self._asked_at = None
@@ -92,6 +102,10 @@ class Sweeper:
         if to_free <= 0:
             return
         victims = self.victims(to_free, now)
+        took = self._runtime.now() - now  # of many packs a choice takes a while
+        freed = sum(p.total_bytes for name in victims if (p := self._ledger.pack(name)) is not None)
+        wait = self._drop_delay_seconds / 4 if freed < to_free else 0.0  # the rest is too young
+        self._next_choice = now + max(wait, CHOICE_SHARE * took)
         if victims:
             self.drop(victims)
 
@@ -111,6 +125,8 @@ class Sweeper:
     def victims(self, bytes_to_free: int, now: float) -> list[PackName]:
         """Names to drop, least valuable first."""
         locked = self._locked()
+        with self._lock:
+            going = set(self._unrecorded)
         facts = self._ledger.catalog.facts()
         columns = zip(
             facts.pack_ids.tolist(),
@@ -133,7 +149,9 @@ class Sweeper:
                 locked=pack_id in locked,
             )
             for pack_id, parent_id, chunks, found_here, last_lookup in columns
-            if (pack := self._ledger.by_id(pack_id)) is not None and pack.live
+            if (pack := self._ledger.by_id(pack_id)) is not None
+            and pack.live
+            and pack.name not in going
         ]
         chosen = plan(
             candidates, bytes_to_free, now, self._drop_delay_seconds, self._lease_seconds / 4
@@ -148,12 +166,16 @@ class Sweeper:
             return
 
         def done(published: bool) -> None:
-            now = self._runtime.now()
             if published:
-                self._mine.update(names)
+                with self._lock:
+                    self._mine.update(names)
                 self._stats.add("packs_dropped", len(names))
+            elif self._publisher.is_full:
+                self._stats.add("packs_dropped_unrecorded", len(names))
+                self.disown(names)
             else:
-                self._unrecorded.update(dict.fromkeys(names, now))
+                self._asked_at = self._runtime.now()  # another time
+                return
             self._on_dropped(packs)
 
         self._publisher.publish((Drop(tuple(names)),), done)
@@ -162,27 +184,33 @@ class Sweeper:
 
     def finish(self, now: float) -> None:
         """Unlink what was dropped long enough ago, own or abandoned, and record it gone."""
-        leader = self.is_leader()
         abandoned_seconds = self._drop_delay_seconds + self._lease_seconds
+        pending = self._ledger.pending()
+        leader = bool(pending) and self.is_leader()
         due: list[PackName] = []
-        for pack in self._ledger.packs():
-            if pack.gone or not pack.dropped:
-                continue
-            age = now - pack.dropped_seen
-            mine = pack.name in self._mine
-            if (mine and age >= self._drop_delay_seconds) or (leader and age >= abandoned_seconds):
-                due.append(pack.name)
-        due += [
-            name
-            for name, since in self._unrecorded.items()
-            if now - since >= self._drop_delay_seconds
-        ]
+        with self._lock:
+            self._mine.intersection_update(pack.name for pack in pending)
+            for pack in pending:
+                age = now - pack.dropped_seen
+                delay = self._drop_delay_seconds if pack.name in self._mine else abandoned_seconds
+                if age >= delay and (leader or pack.name in self._mine):
+                    due.append(pack.name)
+            due += [
+                name
+                for name, since in self._unrecorded.items()
+                if now - since >= self._drop_delay_seconds
+            ]
         if due:
             self._unlink(due[:UNLINKS_A_STEP])
 
     def disown(self, names: Iterable[PackName]) -> None:
-        """Own packs whose commit may or may not have been published: remove and record them."""
-        self._unrecorded.update(dict.fromkeys(names, self._runtime.now()))
+        """Packs to be removed first and recorded later: no record can be written, or nobody knows
+        whether their commit was. This process finds nothing in them from now on."""
+        now = self._runtime.now()
+        for name in names:
+            self._ledger.condemn(name, None)
+            with self._lock:
+                self._unrecorded.setdefault(name, now)
 
     def _unlink(self, names: list[PackName]) -> None:
         removed: list[PackName] = []
@@ -200,9 +228,10 @@ class Sweeper:
     def _record_gone(self, names: tuple[PackName, ...]) -> None:
         def done(published: bool) -> None:
             if published:
-                self._mine.difference_update(names)
-                for name in names:
-                    self._unrecorded.pop(name, None)
+                with self._lock:
+                    self._mine.difference_update(names)
+                    for name in names:
+                        self._unrecorded.pop(name, None)
                 self._stats.add("packs_unlinked", len(names))
 
         self._publisher.publish((Drop(names), Gone(names)), done)

@@ -26,9 +26,9 @@ LAYERS = {
     " retention stats",
     "data path": "fdcache packjob reader readplan readqueue readtask writeplan writer",
     "catalog": "catalog catalog_values entries facts indexing keytable ledger packtable rows",
-    "journal": "namespace publisher realms refresh snapshots snapshotter",
-    "sweep": "chores orphans sweeper",
-    "store": "auditor finding loading parts putting store",
+    "journal": "namespace opening publisher realms refresh snapshots snapshotter",
+    "sweep": "chores orphans sweeper turns",
+    "store": "auditor cutting finding loading parts putting puttask store storing",
     "tools": "cli tools",
     "adapters": "inprocess lmcache_common mp",
 }

@@ -1,0 +1,99 @@
+"""Opening a namespace at start-up: on a worker, so that a hung mount costs patience only.
+
+The first process on a mount probes what it can do and writes the profile into the namespace;
+later ones compare, warn about what differs, and work with what both can do. A mount that cannot
+be written to is not probed: such a process only loads.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from sharedfs_backend.exceptions import NamespaceError
+from sharedfs_backend.files import (
+    FailureKind,
+    FileFailure,
+    Files,
+    LocalFiles,
+    differences,
+    effective,
+    mount_warnings,
+    probe,
+)
+from sharedfs_backend.namespace import (
+    Namespace,
+    change_settings,
+    open_namespace,
+    require_root,
+)
+from sharedfs_backend.runtime import Lane, Runtime
+from sharedfs_backend.settings import Settings
+
+log = logging.getLogger("sharedfs_backend")
+
+OPEN_SECONDS = 20.0
+"""How long a start-up waits for the file system to show the namespace."""
+
+
+def open_within_time(
+    runtime: Runtime, settings: Settings, files: Files | None, *, create: bool
+) -> Namespace:
+    """The namespace. Raises NamespaceError, also when nothing answers within `OPEN_SECONDS`."""
+    if files is not None:
+        return open_namespace(files, settings, create=create)
+    result: list[Namespace | Exception] = []
+    done = runtime.waiter()
+
+    def work() -> None:
+        try:
+            result.append(_open(runtime, settings, create))
+        except Exception as error:  # carried over to the waiting thread
+            result.append(error)
+        done.set()
+
+    runtime.submit(Lane.BACKGROUND, work)
+    if not done.wait(OPEN_SECONDS):
+        raise NamespaceError(
+            f"{settings.root}: no answer within {OPEN_SECONDS:g} s; is the file system "
+            "mounted and its server alive?"
+        )
+    outcome = result[0]
+    if isinstance(outcome, FileFailure):
+        raise NamespaceError(f"{settings.root}: {outcome}") from outcome
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def _open(runtime: Runtime, settings: Settings, create: bool) -> Namespace:
+    if create:
+        require_root(settings.root)
+    plain = LocalFiles(settings.root)
+    found = open_namespace(plain, settings, create=create)
+    if not create:
+        return found
+    try:
+        return _fit_to_mount(runtime, settings, plain, found)
+    except FileFailure as failure:
+        if failure.kind not in (FailureKind.DENIED, FailureKind.NO_SPACE):
+            raise
+        log.warning("%s: cannot be written to (%s): loading only", settings.root, failure)
+        return found
+
+
+def _fit_to_mount(
+    runtime: Runtime, settings: Settings, files: Files, found: Namespace
+) -> Namespace:
+    """Probe this mount; the first to do so writes the profile into the namespace."""
+    root, named = settings.root, settings.profile
+    for warning in mount_warnings(root):
+        log.warning("%s: %s", root, warning)
+    mount = probe(root, name=named)
+    if found.record.profile is None and named is None:
+        writer = runtime.random_bytes(8).hex()
+        change_settings(files, found.seal, writer, profile=mount.to_dict())
+        return replace(found, profile=mount)
+    for difference in differences(found.profile, mount):
+        log.warning("%s: %s", root, difference)
+    return replace(found, profile=effective(found.profile, mount))

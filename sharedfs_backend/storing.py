@@ -1,0 +1,366 @@
+"""Storing: from chunks in hand to committed packs. What runs on the write lane.
+
+    sort out what the catalog has -> plan a pack -> reserve credit -> write -> publish -> settle
+
+A chunk is written by one task at a time; others that bring it meanwhile wait for that one. Every
+part handed in is settled exactly once, also when the disk is full, the credit spent, a buffer no
+flat memory or the code mistaken; credits are settled when the bytes are counted elsewhere or will
+never be. After ENOSPC or EDQUOT writing backs off and a sweep is asked for. A pack that could not
+be written or published is unlinked again, or counted as an orphan until it is (I5, I6).
+
+Which chunks go into which pack is decided in `cutting`; it knows no queue and no linger.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sharedfs_backend.capacity import Credits, Refusal, SpaceBackoff
+from sharedfs_backend.context import Context
+from sharedfs_backend.cutting import Batch, Written, cut
+from sharedfs_backend.files import FailureKind, FileFailure
+from sharedfs_backend.layout import (
+    Commit,
+    LayoutDescriptor,
+    PackCommit,
+    PackName,
+    pack_digest,
+)
+from sharedfs_backend.ledger import Ledger
+from sharedfs_backend.publisher import Publisher
+from sharedfs_backend.puttask import Part, item_of
+from sharedfs_backend.realms import Realm
+from sharedfs_backend.runtime import Lane, LaneFull
+from sharedfs_backend.writer import PackJob, PackWriter, WriteOutcome, WrittenPack
+
+log = logging.getLogger("sharedfs_backend")
+
+BROKEN = "internal error"
+
+Place = tuple[bytes, bytes, bytes]
+"""(realm, fingerprint, key) of a chunk."""
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A chunk being written, and who else wants it stored."""
+
+    leader: Part
+    followers: list[Part] = field(default_factory=list)
+
+
+class Storer:
+    """See the module. Thread-safe. `audit(realm, parts)` is shown what others have stored."""
+
+    def __init__(
+        self,
+        context: Context,
+        ledger: Ledger,
+        publisher: Publisher,
+        writer: PackWriter,
+        *,
+        credits: Credits,
+        pack_bytes_max: Callable[[], int],
+        audit: Callable[[Realm, list[Part]], None],
+        on_refused: Callable[[Refusal], None],
+        on_stored: Callable[[PackCommit], None],
+        on_unpublished: Callable[[Sequence[PackName]], None],
+    ) -> None:
+        self._files = context.files
+        self._runtime = context.runtime
+        self._seal = context.seal
+        self._stats = context.stats
+        self._align_bytes = context.profile.align_bytes
+        self._unlink_own_failures = not context.profile.orphans_offline_only
+        self._buffer_ttl_seconds = context.settings.buffer_ttl_seconds
+        self._ledger = ledger
+        self._publisher = publisher
+        self._writer = writer
+        self._credits = credits
+        self._pack_bytes_max = pack_bytes_max
+        self._audit = audit
+        self._on_refused = on_refused
+        self._on_stored = on_stored
+        self._on_unpublished = on_unpublished
+        self._space = SpaceBackoff()
+        self._lock = threading.Lock()
+        self._seq = 0
+        self._in_flight: dict[Place, InFlight] = {}
+        self._batches: dict[Batch, None] = {}
+
+    # -- cutting -----------------------------------------------------------------------------
+
+    def store(self, realm: Realm, parts: list[Part]) -> None:
+        """Store these, in prefix order. Blocks on I/O; settles every part sooner or later."""
+        if self._publisher.writer is None:
+            self._publisher.ensure_writer(lambda done: self._cut_as(realm, parts, done))
+        else:
+            self._cut_as(realm, parts, True)
+
+    def _cut_as(self, realm: Realm, parts: list[Part], has_writer: bool) -> None:
+        writer = self._publisher.writer
+        if not has_writer or writer is None:
+            self._stats.add("stores_dropped_journal")
+            self.drop(parts, "no journal")
+            return
+        wanted: list[Part] = []
+        attached: list[Part] = []
+        try:
+            self._sort_out(realm, parts, wanted, attached)
+            packs = cut(wanted, self._pack_bytes_max())
+        except Exception:
+            log.exception("a store of %d chunks was given up", len(parts))
+            self.settle(parts, stored=False, failed=BROKEN)
+            return
+        if packs:
+            submitted = min(task.submitted for task, _ in wanted)
+            batch = Batch(len(packs), submitted)
+            with self._lock:
+                self._batches[batch] = None
+            for pack in packs:
+                self._begin(realm, batch, pack, writer)
+        if attached:
+            self._audit_and_settle(realm, attached)
+
+    def _begin(self, realm: Realm, batch: Batch, pack: list[Part], writer: str) -> None:
+        """One pack: planned, paid for and on its way, or given up."""
+        now = self._runtime.now()
+        refusal: Refusal | None = Refusal.NO_SPACE
+        try:
+            job = self._job(realm, pack, writer)
+            if not self._space.is_waiting(now):
+                refusal = self._credits.reserve(job.total_bytes, now)
+        except Exception:  # a buffer that is no flat memory, say: the caller's mistake or ours
+            log.exception("a pack of %d chunks was given up", len(pack))
+            self._pack_done(batch, None, pack, BROKEN)
+            return
+        if refusal is not None:
+            self._refused(refusal, pack)
+            self._pack_done(batch, None, pack, refusal.value)
+        else:
+            self._start_pack(batch, job, pack)
+
+    def _sort_out(
+        self, realm: Realm, parts: list[Part], wanted: list[Part], there: list[Part]
+    ) -> None:
+        """Into what must be written and what others have; the rest waits for those writing it."""
+        present = self._present(realm, parts)
+        quarantined: list[Part] = []
+        for part, is_present in zip(parts, present, strict=True):
+            item = item_of(part)
+            if self._ledger.is_quarantined(realm.digest, item.rank):
+                quarantined.append(part)
+                continue
+            if is_present:
+                there.append(part)
+                continue
+            place = self._place(part)
+            with self._lock:
+                in_flight = self._in_flight.get(place)
+                if in_flight is None:
+                    self._in_flight[place] = InFlight(part)
+                    wanted.append(part)
+                else:
+                    in_flight.followers.append(part)
+        self._stats.add("chunks_deduplicated", len(parts) - len(wanted) - len(quarantined))
+        if quarantined:
+            self.drop(quarantined, "sharing has stopped for this realm and rank (audit)")
+
+    def _place(self, part: Part) -> Place:
+        item = item_of(part)
+        return (part[0].realm.digest, self._ledger.fingerprint(item.layout), item.key)
+
+    def _present(self, realm: Realm, parts: list[Part]) -> list[bool]:
+        present = [False] * len(parts)
+        by_layout: dict[LayoutDescriptor, list[int]] = {}
+        for place, part in enumerate(parts):
+            by_layout.setdefault(item_of(part).layout, []).append(place)
+        for layout, places in by_layout.items():
+            space = self._ledger.catalog.known_space(realm.digest, self._ledger.fingerprint(layout))
+            if space is None:
+                continue
+            keys = b"".join(item_of(parts[place]).key for place in places)
+            found = self._ledger.catalog.find(keys, space, now=self._runtime.now())
+            for place, is_hit in zip(places, found.hits, strict=True):
+                present[place] = is_hit
+        return present
+
+    def _job(self, realm: Realm, pack: list[Part], writer: str) -> PackJob:
+        items = [item_of(part) for part in pack]
+        layout = items[0].layout
+        fingerprint = self._ledger.fingerprint(layout)
+        keys = [item.key for item in items]
+        space = self._ledger.catalog.space(realm.digest, fingerprint)
+        versions = self._ledger.catalog.highest_versions(b"".join(keys), space)
+        with self._lock:
+            self._seq += 1
+            seq = self._seq
+        return PackJob.plan(
+            name=PackName(pack_digest(self._seal, realm.digest, fingerprint, keys), writer, seq),
+            realm=realm.digest,
+            layout=layout,
+            fingerprint=fingerprint,
+            rank=items[0].rank,
+            version=1 + int(np.max(versions, initial=0)),
+            keys=tuple(keys),
+            buffers=tuple(item.buffer for item in items),
+            gates=tuple(task.gate for task, _ in pack),
+            submitted=min(task.submitted for task, _ in pack),
+            ttl_seconds=self._buffer_ttl_seconds,
+            align_bytes=self._align_bytes,
+        )
+
+    def _refused(self, refusal: Refusal, pack: list[Part]) -> None:
+        self._stats.once(
+            f"stores_dropped_{refusal.name.lower()}",
+            "a store of %d chunks was dropped: %s",
+            len(pack),
+            refusal.value,
+        )
+        self._on_refused(refusal)
+
+    # -- writing and publishing ----------------------------------------------------------------
+
+    def _start_pack(self, batch: Batch, job: PackJob, pack: list[Part]) -> None:
+        def work() -> None:
+            try:
+                outcome = self._writer.write(job)
+            except Exception:
+                log.exception("writing pack %s", job.name.path)
+                outcome = WriteOutcome(None, created=True, reason="broken")
+            self._written(batch, job, pack, outcome)
+
+        try:
+            self._runtime.submit(Lane.WRITE, work)
+        except LaneFull:
+            self._stats.add("stores_dropped_lane")
+            self._credits.settle(job.total_bytes)
+            self._pack_done(batch, None, pack, "no worker")
+
+    def _written(self, batch: Batch, job: PackJob, pack: list[Part], outcome: WriteOutcome) -> None:
+        if outcome.written is not None:
+            self._space.worked()
+            for task, index in pack:
+                task.note_written(index)
+            self._pack_done(batch, outcome.written, pack)
+            return
+        self._stats.add(f"stores_failed_{outcome.reason}")
+        try:
+            if outcome.created:
+                self._clear_failed(job)
+        finally:
+            self._credits.settle(job.total_bytes)
+            if outcome.failure is not None and outcome.failure.kind is FailureKind.NO_SPACE:
+                self._out_of_space()
+            self._pack_done(batch, None, pack, outcome.reason)
+
+    def _out_of_space(self) -> None:
+        """Write no more for a while, and have room made."""
+        self._space.failed(self._runtime.now())
+        self._on_refused(Refusal.NO_SPACE)
+
+    def _clear_failed(self, job: PackJob) -> None:
+        """Our own unfinished file: closed, never to be written again, named by nobody."""
+        self._ledger.see_orphan(job.name, job.total_bytes)
+        if not self._unlink_own_failures:
+            return
+        try:
+            self._files.unlink(job.name.path)
+        except FileFailure as failure:
+            if failure.kind is not FailureKind.MISSING:
+                self._on_unpublished((job.name,))  # counted as an orphan until it is cleared
+                return
+        self._ledger.orphan_gone(job.name)
+
+    def _pack_done(
+        self, batch: Batch, written: WrittenPack | None, pack: list[Part], failed: str = ""
+    ) -> None:
+        ready = batch.decided(written, pack)
+        if batch.is_over:
+            with self._lock:
+                self._batches.pop(batch, None)
+        if written is None:
+            self.settle(pack, stored=False, failed=f"not written: {failed}")
+        if ready:
+            self._publish(ready)
+
+    def _publish(self, ready: Written) -> None:
+        commits = tuple(written.commit for written, _ in ready)
+
+        def done(published: bool) -> None:
+            for written, pack in ready:
+                try:
+                    self._tell(published, written, len(pack))
+                finally:
+                    self._credits.settle(written.commit.total_bytes)
+                    failed = None if published else "not published"
+                    self.settle(pack, stored=published, failed=failed)
+            if not published and self._publisher.is_full:
+                self._out_of_space()
+
+        self._publisher.publish((Commit(commits),), done)
+
+    def _tell(self, published: bool, written: WrittenPack, chunks: int) -> None:
+        commit = written.commit
+        if not published:
+            self._ledger.see_orphan(commit.name, commit.total_bytes)
+            self._on_unpublished((commit.name,))
+            return
+        self._on_stored(commit)
+        self._stats.add("packs_stored")
+        self._stats.add("chunks_stored", chunks)
+        self._stats.add("bytes_stored", written.payload_bytes)
+
+    # -- settling ------------------------------------------------------------------------
+
+    def settle(self, pack: Sequence[Part], *, stored: bool, failed: str | None) -> None:
+        """Decide these parts, and those that wait for them."""
+        for part in pack:
+            task, index = part
+            place = self._place(part)
+            with self._lock:
+                held = self._in_flight.get(place)
+                followers: list[Part] = []
+                if held is not None and held.leader == part:
+                    followers = held.followers
+                    del self._in_flight[place]
+            task.settle(index, stored=stored, present=stored, failed=failed)
+            for follower, at in followers:
+                follower.settle(at, stored=False, present=stored, failed=failed)
+
+    def drop(self, parts: Sequence[Part], reason: str) -> None:
+        """Parts that nobody began to write."""
+        self._stats.add("chunks_dropped", len(parts))
+        self.settle(parts, stored=False, failed=reason)
+
+    def _audit_and_settle(self, realm: Realm, parts: list[Part]) -> None:
+        try:
+            self._audit(realm, parts)
+        finally:
+            for task, index in parts:
+                task.settle(index, stored=False, present=True)
+
+    # -- not waiting any longer ----------------------------------------------------------------
+
+    def hurry(self, submitted_before: float) -> None:
+        """Publish what is written of batches that are kept by a hung write. No I/O."""
+        with self._lock:
+            late = [batch for batch in self._batches if batch.submitted < submitted_before]
+        for batch in late:
+            ready = batch.hurry()
+            if ready:
+                self._publish_later(ready)
+
+    def _publish_later(self, ready: Written) -> None:
+        try:
+            self._runtime.submit(Lane.WRITE, lambda: self._publish(ready))
+        except LaneFull:
+            for written, pack in ready:
+                self._tell(False, written, len(pack))
+                self._credits.settle(written.commit.total_bytes)
+                self.settle(pack, stored=False, failed="no worker")
