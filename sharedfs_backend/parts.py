@@ -28,7 +28,7 @@ from sharedfs_backend.fdcache import FdCache
 from sharedfs_backend.files import FileFailure, Files, LocalFiles, WatchedFiles
 from sharedfs_backend.finding import Finder
 from sharedfs_backend.keyring import KeyRing
-from sharedfs_backend.layout import NAMESPACE_PATH, UNIT_BYTES, PackCommit
+from sharedfs_backend.layout import NAMESPACE_PATH, PackCommit
 from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.loading import Loader
 from sharedfs_backend.opening import open_within_time
@@ -121,7 +121,7 @@ class Parts:
             runtime,
             seal,
             fds=self.fds,
-            buffers=BufferPool(max(UNIT_BYTES, profile.piece_bytes), settings.buffer_bytes_max),
+            buffers=BufferPool(profile.piece_bytes, settings.buffer_bytes_max),
             depth=ReadDepth(cores, min(profile.read_depth_max, settings.read_threads_max)),
             rules=rules,
         )
@@ -145,7 +145,7 @@ class Parts:
             settled=lambda: self.orphans.settled,
             on_dropped=self._dropped,
         )
-        self.orphans = OrphanPass(context, ledger, self.publisher, self.refresher)
+        self.orphans = OrphanPass(context, ledger, self.publisher, self.refresher, self.snapshots)
         self.snapshotter = Snapshotter(context, ledger, self.snapshots)
         self.chores = Chores(
             context,
@@ -235,6 +235,8 @@ class Parts:
             return
         if self.rules.new_writer_lists_packs and not self.orphans.judged_once:
             return
+        if self.ledger.unreadable_writers() or self.snapshots.newer:
+            return  # not complete: what a later version stored is not counted
         granted = share(cap, self.ledger.usage().total_bytes, self.sweeper.crowd())
         self.credits.grant(granted, started, self.refresher.pass_seconds)
 
