@@ -137,6 +137,11 @@ class Fleet:
         self.world.start(process.client, "main", process.live, tag="open")
         return process
 
+    @property
+    def is_resting(self) -> bool:
+        """Requests have ended."""
+        return not self.serving
+
     def alive(self) -> list[Process]:
         """Processes with an open store, not dead, not frozen."""
         return [
@@ -163,9 +168,9 @@ class Fleet:
         while self.serving:
             self._lives += 1
             process = self.spawn(f"c{slot}.{self._lives}")
-            while not (process.client.dead or process.closed):
+            while not process.is_over:
                 world.sleep(0.5)
-                if not self.serving:
+                if self.is_resting:
                     return
             if process.closed:
                 world.sleep(1.0)

@@ -60,6 +60,11 @@ class Process:
             if self.fleet.serving and choice.random() < self.fleet.scenario.graceful_rate:
                 self.close()
 
+    @property
+    def is_over(self) -> bool:
+        """Killed or closed."""
+        return self.client.dead or self.closed
+
     def close(self) -> None:
         """Stop in good order."""
         assert self.store is not None
