@@ -67,6 +67,7 @@ class Chores:
         self._take_touches = take_touches
         now = self._runtime.now()
         self._next_beat = now + self._beat_seconds
+        self._next_forget = now + self._beat_seconds
         self._next_settings = now + SETTINGS_SECONDS
         self._next_orphans = now + ORPHAN_PASS_LEASES * lease_seconds
         self._counter = 0
@@ -129,6 +130,9 @@ class Chores:
             pass  # each step is a part of the pass
 
     def _keep_snapshots(self, now: float) -> None:
+        if now >= self._next_forget:
+            self._next_forget = now + self._beat_seconds
+            self._snapshotter.forget(now)
         writer = self._publisher.writer
         if writer is None or not self._sweeper.is_leader():
             return

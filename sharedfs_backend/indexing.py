@@ -92,7 +92,7 @@ class PackIndex:
         self._add(fresh, rows.entries)
 
     def _add(self, fresh: list[Fresh], entries: EntryTable) -> None:
-        fresh = [one for one in fresh if (one.pack.realm, one.pack.rank) not in self._quarantined]
+        """What is quarantined enters too, hidden: a snapshot must be able to write it down."""
         if not fresh:
             return
         ids = np.arange(self._ids_made, self._ids_made + len(fresh))
@@ -114,6 +114,8 @@ class PackIndex:
             if is_added:
                 one.pack.pack_id = pack_id
                 self._by_id[pack_id] = one.pack
+                if self.is_quarantined(one.pack.realm, one.pack.rank):
+                    self.catalog.hide(pack_id, None)
 
     def remove(self, pack: Pack) -> None:
         """Take a pack out of the catalog, if it is there."""

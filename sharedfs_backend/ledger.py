@@ -10,13 +10,14 @@ read the same records holds the same view (I4). A drop kills a name for ever, al
 before the commit it refers to (I1, I5). A writer is dead when this observer saw no change for a
 lease on its own clock; no clock of another machine is consulted (I3).
 
-Thread-safe: one lock, held around arithmetic only.
+Thread-safe: one lock, held around arithmetic only. Past 400 lines because all of it is one view
+under that lock.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from sharedfs_backend.catalog import Catalog
 from sharedfs_backend.facts import BytesKnown, Changes, Pack, WriterView
@@ -58,6 +59,7 @@ class Ledger:
         self._packs: dict[PackName, Pack] = {}
         self._writers: dict[str, WriterView] = {}
         self._own: set[str] = set()
+        self._current: str | None = None
         self._bytes = BytesKnown()
         self._orphans: dict[PackName, int] = {}
         self._pending: dict[PackName, Pack] = {}  # dropped, not gone
@@ -107,8 +109,7 @@ class Ledger:
             case Drop(names=names):
                 changes.dropped += [p for name in names if (p := self._drop(name, now)) is not None]
             case Gone(names=names):
-                for name in names:
-                    self._gone(name, now)
+                changes.dropped += [p for name in names if (p := self._gone(name, now)) is not None]
             case Touch(ages=ages):
                 for name, age_seconds in ages:
                     self._touch(name, now - age_seconds)
@@ -166,17 +167,22 @@ class Ledger:
         self._index.remove(pack)
         return pack
 
-    def _gone(self, name: PackName, now: float) -> None:
+    def _gone(self, name: PackName, now: float) -> Pack | None:
+        """The pack, if it was not known as dropped."""
         pack = self._pack(name, now)
         if pack.gone:
-            return
+            return None
+        is_news = not pack.dropped
         if pack.committed and pack.dropped:
             self._bytes.dropped_bytes -= pack.total_bytes
         elif pack.committed:
             self._bytes.live_bytes -= pack.total_bytes
+        if is_news:
+            pack.dropped_seen = now
         pack.dropped = pack.gone = True
         self._pending.pop(name, None)
         self._index.remove(pack)
+        return pack if is_news else None
 
     def _touch(self, name: PackName, at: float) -> None:
         pack = self._packs.get(name)
@@ -252,7 +258,13 @@ class Ledger:
         """This process writes under `writer` from now on (it may have had others before)."""
         with self.lock:
             self._own.add(writer)
+            self._current = writer
             self._view(writer, now)
+
+    def is_current(self, writer: str) -> bool:
+        """This process writes under it now. An id it gave up is read on like anybody else's:
+        an append that hung may still come."""
+        return writer == self._current
 
     def is_own(self, writer: str) -> bool:
         return writer in self._own
@@ -272,7 +284,7 @@ class Ledger:
 
     def is_dead(self, writer: str) -> bool:
         """Ended, retired, unknown, or silent for a lease as seen from here."""
-        if writer in self._own:
+        if writer == self._current:
             return False
         view = self._writers.get(writer)
         if view is None or view.ended or view.vanished:
@@ -294,6 +306,18 @@ class Ledger:
                 for writer in self._writers
                 if writer == current or not (writer in self._own or self.is_dead(writer))
             )
+
+    def unreadable_writers(self) -> list[str]:
+        """Those whose journals say things that only a later version understands."""
+        with self.lock:
+            return [w for w, view in self._writers.items() if view.unreadable and not view.vanished]
+
+    def forget_vanished(self, is_covered: Callable[[str], bool]) -> None:
+        """Forget writers whose journals are gone and that no snapshot speaks of (I9)."""
+        with self.lock:
+            for writer, view in list(self._writers.items()):
+                if view.vanished and writer != self._current and not is_covered(writer):
+                    del self._writers[writer]
 
     def unsettled_writers(self, settled: set[str]) -> int:
         """Writers that may have bytes in flight nobody has counted: not ended, not retired, and

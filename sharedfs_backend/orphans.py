@@ -8,7 +8,7 @@ gone (I1, I5). On GekkoFS a frozen writer's late write into an unlinked name can
 so there orphans are only counted until a tool clears them offline.
 
 A small state machine, moved on by background steps: idle, listing (a few directories a step),
-waiting for a pass, acting. Readers never delete.
+waiting for a pass, sizing, acting. Readers never delete.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sharedfs_backend.layout import (
     Commit,
     FormatError,
     Gone,
+    NewerVersion,
     PackCommit,
     PackName,
     pack_shard_dirs,
@@ -29,7 +30,7 @@ from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.packcheck import read_header
 from sharedfs_backend.publisher import Publisher
 from sharedfs_backend.refresh import Refresher
-from sharedfs_backend.snapshots import recognised
+from sharedfs_backend.snapshots import SnapshotReader, recognised
 
 DIRECTORIES_A_STEP = 32
 ACTIONS_A_STEP = 64
@@ -41,6 +42,7 @@ class Phase(enum.Enum):
     IDLE = "idle"
     LISTING = "listing"
     WAITING = "waiting"
+    SIZING = "sizing"
     ACTING = "acting"
 
 
@@ -48,7 +50,12 @@ class OrphanPass:
     """See the module. One thread at a time calls `step`."""
 
     def __init__(
-        self, context: Context, ledger: Ledger, publisher: Publisher, refresher: Refresher
+        self,
+        context: Context,
+        ledger: Ledger,
+        publisher: Publisher,
+        refresher: Refresher,
+        snapshots: SnapshotReader,
     ) -> None:
         self._files = context.files
         self._runtime = context.runtime
@@ -60,11 +67,13 @@ class OrphanPass:
         self._ledger = ledger
         self._publisher = publisher
         self._refresher = refresher
+        self._snapshots = snapshots
         self.phase = Phase.IDLE
         self._directories: list[str] = []
         self._found: list[PackName] = []
         self._listed_at = 0.0
         self._dead_at_start: frozenset[str] = frozenset()
+        self._unnamed: dict[PackName, float] = {}
         self._unnamed_since: dict[PackName, float] = {}
         self._acting: list[PackName] = []
         self.settled: set[str] = set()
@@ -100,6 +109,8 @@ class OrphanPass:
                 return self._list_some()
             case Phase.WAITING:
                 return self._judge()
+            case Phase.SIZING:
+                return self._size_some()
             case Phase.ACTING:
                 return self._act_some()
 
@@ -128,24 +139,42 @@ class OrphanPass:
         return True
 
     def _judge(self) -> bool:
-        """Once all journals were read again: what is still unnamed, and may it be touched?"""
-        if (
-            self._rules.orphans_reread_first
-            and self._refresher.last_good_pass_started < self._listed_at
+        """Once all journals were read again, it can be said what is still unnamed."""
+        if self._rules.orphans_reread_first and (
+            self._refresher.last_good_pass_started < self._listed_at or self._refresher.is_awaiting
         ):
             return False
+        if self._ledger.unreadable_writers() or self._snapshots.newer:
+            self._stats.once(
+                "orphan_passes_blind",
+                "orphans are left alone: a later version writes here, and may name them",
+            )
+            self.phase = Phase.IDLE
+            return False
+        self._unnamed = {}
+        self.phase = Phase.SIZING
+        return True
+
+    def _size_some(self) -> bool:
+        """Count what is unnamed as bytes, a few files at a time."""
         now = self._runtime.now()
-        unnamed: dict[PackName, float] = {}
-        for name in self._found:
+        for _ in range(min(ACTIONS_A_STEP, len(self._found))):
+            name = self._found.pop()
             if self._is_named(name) or self._ledger.is_own(name.writer):
                 continue
-            unnamed[name] = self._unnamed_since.get(name, now)
             try:
                 self._ledger.see_orphan(name, self._files.size(name.path))
+                self._unnamed[name] = self._unnamed_since.get(name, now)
             except FileFailure as failure:
                 if failure.kind is not FailureKind.MISSING:
                     return self._abort(failure)
-                unnamed.pop(name)
+        if not self._found:
+            self._conclude(now)
+        return True
+
+    def _conclude(self, now: float) -> None:
+        """Usage is known; what may be touched?"""
+        unnamed = self._unnamed
         for name in self._ledger.orphans():
             if name not in unnamed and not self._ledger.is_own(name.writer):
                 self._ledger.orphan_gone(name)
@@ -157,7 +186,6 @@ class OrphanPass:
         self.phase = Phase.ACTING
         self.judged_once = True
         self.next_allowed = now + self._lease_seconds / 4
-        return True
 
     def _is_named(self, name: PackName) -> bool:
         pack = self._ledger.pack(name)
@@ -175,6 +203,8 @@ class OrphanPass:
         gone: list[PackName] = []
         for _ in range(min(ACTIONS_A_STEP, len(self._acting))):
             name = self._acting.pop()
+            if self._is_named(name):
+                continue  # since then
             try:
                 commit = self._examine(name)
                 if commit is None:
@@ -197,6 +227,10 @@ class OrphanPass:
         """The commit record this orphan should have had, None if it is no valid pack."""
         try:
             header = read_header(self._files, self._seal, name)
+        except NewerVersion as error:
+            raise FileFailure(
+                FailureKind.UNSUPPORTED, "read", name.path, f"{error}: left alone"
+            ) from None
         except FormatError:
             return None
         return PackCommit(

@@ -157,7 +157,7 @@ class Refresher:
                 self._snapshots_wanted = True
         look_at_dead = self.passes_begun % DEAD_POLL_PASSES == 1
         for view in self._ledger.writers():
-            if self._ledger.is_own(view.writer) or view.vanished or view.unreadable:
+            if self._ledger.is_current(view.writer) or view.vanished or view.unreadable:
                 continue
             if look_at_dead or not self._ledger.is_dead(view.writer) or not view.covered:
                 self._todo.append(view.writer)

@@ -97,6 +97,13 @@ class Snapshotter:
         self._generation = max(generation, self._generation + 1)
         name = SnapshotName(self._generation, writer)
         gathered = self._gather(name, parents, start, realms)
+        if gathered is None:
+            self._stats.once(
+                "snapshots_incomplete",
+                "no snapshot can be written: some packs are not held; raise chunks_max (%d)",
+                self._ledger.catalog.chunks_max,
+            )
+            return None
         data = encode_snapshot(gathered, self._seal)
         try:
             self._write_file(name.path, data, start)
@@ -131,7 +138,10 @@ class Snapshotter:
         parents: tuple[SnapshotName, ...],
         now: float,
         realms: set[bytes] | None,
-    ) -> Snapshot:
+    ) -> Snapshot | None:
+        """All that is known, None if some of it is not held here: what a snapshot leaves out is
+        lost with the journals it covers. Entries are copied after the lock is released: what
+        changes meanwhile lies beyond the coverage."""
         with self._ledger.lock:
             coverage = {
                 view.writer: Coverage(view.covered, view.ended)
@@ -140,13 +150,14 @@ class Snapshotter:
             }
             forget = self._forgettable(now)
             self._ledger.forget_tombstones(pack.name for pack in forget)
-            rows = [
-                row
-                for pack in self._ledger.packs()
-                if realms is None or pack.realm in realms
-                for row in (self._row(pack, now),)
-                if row is not None
-            ]
+            packs = [p for p in self._ledger.packs() if realms is None or p.realm in realms]
+        rows: list[SnapshotPack] = []
+        for pack in packs:
+            row = self._row(pack, now) or self._row(pack, now)  # dropped just then: asked again
+            if row is not None:
+                rows.append(row)
+            elif pack.live:
+                return None
         return Snapshot(name.generation, name.writer, parents, coverage, PackRows.of(rows))
 
     def _row(self, pack: Pack, now: float) -> SnapshotPack | None:
@@ -200,6 +211,12 @@ class Snapshotter:
             and not any(snapshot.may_name(pack.name) for snapshot in snapshots)
         ]
 
+    def forget(self, now: float) -> None:
+        """What every process forgets for itself: tombstones nobody can contradict, and writers
+        that left nothing behind."""
+        self._ledger.forget_tombstones(pack.name for pack in self._forgettable(now))
+        self._ledger.forget_vanished(self._reader.covers)
+
     # -- removing ----------------------------------------------------------------------------
 
     def remove_superseded(self, now: float) -> None:
@@ -228,7 +245,7 @@ class Snapshotter:
                 continue
             if not view.ended and view.writer not in settled:
                 continue
-            if self._ledger.is_own(view.writer) and not view.ended:
+            if self._ledger.is_current(view.writer) and not view.ended:
                 continue
             covered = self._covered(view.writer) >= max(view.covered, 1 if view.ended else 0)
             if not covered and self._rules.journal_retired_when_covered:
