@@ -55,8 +55,19 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True:
             time.sleep(60)
+    signal.signal(signal.SIGTERM, end_late)
     HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
     mapping.close()
+
+
+def end_late(signum: int, frame: object) -> None:
+    """Maps one more segment while it is being stopped, as engines do that are still starting."""
+    with open(f"/dev/shm/sharedfs_test_{os.getpid()}_late", "w+b") as segment:
+        segment.truncate(4096)
+        late = mmap.mmap(segment.fileno(), 4096)
+    time.sleep(1.0)
+    late.close()
+    os._exit(0)
 
 
 if __name__ == "__main__":

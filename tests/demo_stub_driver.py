@@ -10,8 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+from bench.demo import processes
 from bench.demo.fleet import Fleet
 from bench.demo.replica_spec import Ports, ReplicaSpec
+
+processes.ORPHAN_SECONDS = 0.5  # The stubs' children are stubborn by design.
 
 STUB = str(Path(__file__).with_name("demo_stub.py"))
 

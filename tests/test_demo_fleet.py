@@ -35,10 +35,11 @@ class Driver:
         self.leaders: list[int] = started["pids"]
         self.scratch = Path(started["scratch"])
         self.segments = [Path(f"/dev/shm/sharedfs_test_{pid}") for pid in self.leaders]
+        self.late = [Path(f"/dev/shm/sharedfs_test_{pid}_late") for pid in self.leaders]
         self.sessions = [Session.led_by(pid) for pid in self.leaders]
 
     def left(self) -> list[object]:
-        existing = [p for p in [*self.segments, self.scratch] if p.exists()]
+        existing = [p for p in [*self.segments, *self.late, self.scratch] if p.exists()]
         return [*members(self.sessions), *existing]
 
     def close(self) -> None:

@@ -21,7 +21,8 @@ from pathlib import Path
 
 SHM_DIR = "/dev/shm/"
 POLL_SECONDS = 0.1
-ORPHAN_SECONDS = 2.0  # For what a leader that has ended left behind to end by itself.
+ORPHAN_SECONDS = 5.0  # For what an ended leader left: Python's trackers remove semaphores then.
+KILL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +128,6 @@ def signal_all(sessions: Iterable[Session], signum: int) -> int:
     return len(pids)
 
 
-def wait_gone(
-    sessions: Iterable[Session], seconds: float, reap: Callable[[], None] = lambda: None
-) -> bool:
-    """Returns whether every member ended within `seconds`; `reap` collects our own children."""
-    sessions = list(sessions)
-    deadline = time.monotonic() + seconds
-    while True:
-        reap()
-        if not members(sessions):
-            return True
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(POLL_SECONDS)
-
-
 def stop_sessions(
     sessions: Iterable[Session],
     *,
@@ -149,21 +135,41 @@ def stop_sessions(
     reap: Callable[[], None] = lambda: None,
     segments: set[str] | None = None,
 ) -> list[str]:
-    """Ends every member (SIGTERM, then SIGKILL), removes their segments; returns those removed."""
+    """Ends every member (SIGTERM, then SIGKILL), removes their segments; returns those removed.
+
+    The leaders are asked first: they know how to end their children in order, and have
+    `grace_seconds` for it; what they leave has ORPHAN_SECONDS. `reap` collects our own children.
+    """
     sessions = list(sessions)
-    segments = (segments or set()) | shared_segments(members(sessions))
-    # The leaders first: they know how to end their children in order, and get the time for it.
-    leaders = {session.sid for session in sessions} & set(members(sessions))
-    deadline = time.monotonic() + grace_seconds
-    for pid in leaders if grace_seconds > 0 else ():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-    while leaders & set(members(sessions)) and time.monotonic() < deadline:
+    segments = set(segments or ())
+
+    def left() -> set[int]:
+        """The members alive. Processes map segments until their last moment: note them here."""
         reap()
-        time.sleep(POLL_SECONDS)
+        pids = members(sessions)
+        segments.update(shared_segments(pids))
+        return set(pids)
+
+    leaders = left() & {session.sid for session in sessions}
     if grace_seconds > 0:
-        wait_gone(sessions, ORPHAN_SECONDS, reap)
-    segments |= shared_segments(members(sessions))
-    while signal_all(sessions, signal.SIGKILL):
-        wait_gone(sessions, 5.0, reap)
+        for pid in leaders:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        wait_for(lambda: not leaders & left(), grace_seconds)
+        wait_for(lambda: not left(), ORPHAN_SECONDS)
+    while left():
+        signal_all(sessions, signal.SIGSTOP)  # Frozen, none can map another one unseen.
+        left()
+        signal_all(sessions, signal.SIGKILL)
+        wait_for(lambda: not left(), KILL_SECONDS)
     return remove_segments(segments)
+
+
+def wait_for(done: Callable[[], bool], seconds: float) -> bool:
+    """Returns whether `done` came true within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
