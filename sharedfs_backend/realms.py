@@ -6,8 +6,9 @@ engine's hash function makes of a fixed input. Two engines of one realm with dif
 would ask for each other's chunks under keys that mean something else, so the later one is refused
 and told which setting to change.
 
-Opening a realm does a few operations, once, on a background worker or the opener's own thread;
-never on a request path.
+Opening a realm does a few operations, once, on a background worker: whoever opens it waits for them
+as long as for a start-up, and a realm without a canary is opened without waiting, so that not even
+the first request of a process can hang on it (I6).
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from sharedfs_backend.layout import (
     realm_path,
 )
 from sharedfs_backend.namespace import write_whole
+from sharedfs_backend.runtime import Lane, LaneFull
 from sharedfs_backend.snapshots import recognised
 
 log = logging.getLogger(__name__)
 
 NO_CANARY = b"\0\0\0\0"
 """Of engines whose chunk hashes are the same everywhere by construction (MP mode)."""
+ANNOUNCE_SECONDS = 20.0
 REALMS_MAX = 4096
 """Realms one process may have open (I9)."""
 
@@ -50,15 +53,17 @@ class RealmTable:
 
     def __init__(self, context: Context) -> None:
         self._files = context.files
+        self._runtime = context.runtime
         self._seal = context.seal
         self._stats = context.stats
         self._lock = threading.Lock()
         self._open: dict[tuple[bytes, bytes], Realm] = {}
 
-    def open(self, descriptor: RealmDescriptor, canary: bytes) -> Realm:
+    def open(self, descriptor: RealmDescriptor, canary: bytes, *, wait: bool = True) -> Realm:
         """The realm; its file exists afterwards if the file system lets it.
 
-        Raises RealmRefused when an engine with another canary was here before.
+        Raises RealmRefused when an engine with another canary was here before; without `wait`
+        that is only logged, and the file is written a little later.
         """
         digest = descriptor.digest(self._seal)
         with self._lock:
@@ -69,10 +74,49 @@ class RealmTable:
                 raise RealmRefused(
                     f"{REALMS_MAX} realms are open in this process; start another server for more"
                 )
-        self._announce(descriptor, digest, canary)
+        if wait:
+            self._announce_within_time(descriptor, digest, canary)
         realm = Realm(digest, descriptor, canary)
         with self._lock:
-            return self._open.setdefault((digest, canary), realm)
+            kept = self._open.setdefault((digest, canary), realm)
+        if kept is realm and not wait:
+            self._announce_later(descriptor, digest, canary)
+        return kept
+
+    def _announce_later(self, descriptor: RealmDescriptor, digest: bytes, canary: bytes) -> None:
+        def work() -> None:
+            try:
+                self._announce(descriptor, digest, canary)
+            except RealmRefused as refused:
+                self._stats.once("realms_doubtful", "%s", refused)
+
+        try:
+            self._runtime.submit(Lane.BACKGROUND, work)
+        except LaneFull:
+            self._stats.add("realms_unannounced")
+
+    def _announce_within_time(
+        self, descriptor: RealmDescriptor, digest: bytes, canary: bytes
+    ) -> None:
+        refused: list[RealmRefused] = []
+        done = self._runtime.waiter()
+
+        def work() -> None:
+            try:
+                self._announce(descriptor, digest, canary)
+            except RealmRefused as error:
+                refused.append(error)
+            done.set()
+
+        try:
+            self._runtime.submit(Lane.BACKGROUND, work)
+        except LaneFull:
+            self._stats.add("realms_unannounced")
+            return
+        if not done.wait(ANNOUNCE_SECONDS):
+            self._stats.once("realms_unannounced", "no answer while opening realm %s", digest.hex())
+        if refused:
+            raise refused[0]
 
     def _announce(self, descriptor: RealmDescriptor, digest: bytes, canary: bytes) -> None:
         try:

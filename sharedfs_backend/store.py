@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -61,6 +62,17 @@ class _Made:
     parts: Parts
 
 
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for store in list(_stores):
+        store._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 class Store:
     """One process's view of a namespace.
 
@@ -88,6 +100,7 @@ class Store:
         self._closed = False
         self._fork_lock = threading.Lock()
         self._made = self._make()
+        _stores.add(self)
 
     def _make(self) -> _Made:
         runtime, files, rules, create = self._injected
@@ -113,17 +126,22 @@ class Store:
         """What the store is made of, for tools and tests."""
         made = self._made
         if made.pid != os.getpid():
-            made = self._made_again(made)
+            made = self._made_again()
         return made.parts
 
-    def _made_again(self, made: _Made) -> _Made:
+    def _made_again(self) -> _Made:
         """In a forked child: its threads are gone and its locks may be held. Start afresh."""
         if self._injected[0] is not None:
-            return made
+            return self._made
+        with self._fork_lock:
+            if self._made.pid != os.getpid():
+                log.warning("the store was forked: process %d opens its own", os.getpid())
+                self._made = self._make()
+            return self._made
+
+    def _after_fork(self) -> None:
+        """In the child, before any other thread of it: a lock that nobody holds."""
         self._fork_lock = threading.Lock()
-        log.warning("the store was forked: process %d opens its own", os.getpid())
-        self._made = self._make()
-        return self._made
 
     # -- names -------------------------------------------------------------------------------
 
@@ -251,12 +269,12 @@ class Store:
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges under stable names, flat."""
-        return self._made.parts.stats_snapshot()
+        return self.parts.stats_snapshot()
 
     @property
     def healthy(self) -> bool:
         """Whether the file system answers."""
-        return self._made.parts.healthy
+        return self.parts.healthy
 
     def close(self, timeout_seconds: float = 5.0) -> None:
         """Finish what is queued as far as the time allows, say goodbye, end all threads."""
@@ -283,4 +301,4 @@ class Store:
         return self.parts
 
     def _direct(self) -> Realm:
-        return self._open().realms.open(DIRECT_USE, NO_CANARY)
+        return self._open().realms.open(DIRECT_USE, NO_CANARY, wait=False)

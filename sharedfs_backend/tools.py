@@ -268,11 +268,17 @@ def _adopt(parts: Parts, commits: list[PackCommit], report: Report) -> None:
     batch = tuple(commits)
     commits.clear()
 
+    told: list[bool] = []
+    waiter = parts.runtime.waiter()
+
     def done(published: bool) -> None:
-        if not published:
-            raise NamespaceError("the journal could not be written; see the log")
+        told.append(published)
+        waiter.set()
 
     parts.publisher.publish((Commit(batch),), done)
+    waiter.wait(CURRENT_SECONDS)  # another thread may be appending for us
+    if told != [True]:
+        raise NamespaceError("the journal could not be written; see the log")
     report.packs += len(batch)
     report.chunks += sum(len(commit.entries) for commit in batch)
     report.counts["adopted"] += len(batch)
