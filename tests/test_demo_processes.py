@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 from bench.demo.processes import (
     ProcStat,
     Session,
+    mapped_inodes,
     parse_stat,
-    segments_in_maps,
     select_members,
+    shared_segments,
+    stop_sessions,
 )
 
 STAT = "42 (a ) b (c) S 1 40 41 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 9876 1 2\n"
@@ -39,10 +45,30 @@ def test_a_process_older_than_the_session_is_no_member() -> None:
     assert select_members([Session(10, 100)], [stat(12, 10, 99)]) == []
 
 
-def test_segments_are_the_mapped_paths_that_still_have_a_name() -> None:
+def test_mapped_files_are_known_by_inode_whatever_the_path_says() -> None:
     maps = (
         "7f00-7f10 rw-s 00000000 00:18 5 /dev/shm/lmcache_kv_42_0\n"
-        "7f10-7f20 rw-s 00000000 00:18 6 /dev/shm/psm_1 (deleted)\n"
+        "7f10-7f20 rw-s 00000000 00:18 6 /dev/shm/sem.x1Yz (deleted)\n"
         "7f20-7f30 r-xp 00000000 00:18 7 /usr/lib/libc.so.6\n"
     )
-    assert segments_in_maps(maps) == {"/dev/shm/lmcache_kv_42_0"}
+    assert mapped_inodes(maps) == {5, 6}
+
+
+def test_a_named_semaphore_is_found_and_removed() -> None:
+    """Made under one name and linked to another: the mapping shows the first, deleted."""
+    program = (
+        "import multiprocessing, os, sys, time; "
+        "lock = multiprocessing.get_context('spawn').Lock(); "
+        "print('/dev/shm/sem.' + lock._semlock.name.lstrip('/'), flush=True); time.sleep(600)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert child.stdout is not None
+    path = child.stdout.readline().decode().strip()
+    session = Session.led_by(child.pid)
+    assert path in shared_segments([child.pid])
+    removed = stop_sessions([session], grace_seconds=0.0, reap=lambda: child.poll())
+    child.communicate()
+    assert removed == [path]
+    assert not os.path.exists(path)

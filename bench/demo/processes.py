@@ -88,21 +88,24 @@ def select_members(sessions: Iterable[Session], stats: Iterable[ProcStat]) -> li
 
 
 def shared_segments(pids: Iterable[int]) -> set[str]:
-    """Returns the paths below /dev/shm that these processes have mapped."""
-    found: set[str] = set()
+    """Returns the paths below /dev/shm of the files that these processes have mapped."""
+    inodes: set[int] = set()
     for pid in pids:
         try:
             maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
         except OSError:
             continue  # The process ended; its segments were seen before or are gone with it.
-        found |= segments_in_maps(maps)
-    return found
+        inodes |= mapped_inodes(maps)
+    with os.scandir(SHM_DIR) as entries:
+        return {entry.path for entry in entries if entry.inode() in inodes}
 
 
-def segments_in_maps(maps: str) -> set[str]:
-    """Returns the paths below /dev/shm named in the text of a /proc/PID/maps."""
-    paths = (line[line.find(SHM_DIR) :] for line in maps.splitlines() if SHM_DIR in line)
-    return {p for p in paths if not p.endswith(" (deleted)")}
+def mapped_inodes(maps: str) -> set[int]:
+    """Returns the inodes of the files below /dev/shm in the text of a /proc/PID/maps.
+
+    By inode, because the path need not be the file's: a semaphore is made under another name.
+    """
+    return {int(line.split()[4]) for line in maps.splitlines() if SHM_DIR in line}
 
 
 def remove_segments(segments: Iterable[str]) -> list[str]:
