@@ -37,12 +37,16 @@ log = logging.getLogger("sharedfs_backend")
 
 EVERY = 1024
 """Chunks of one realm, rank and writer between audits after the first."""
+TRIES = 16
+"""Chunks that are looked at until the first one tells anything: it may be unreadable, or zeros."""
 OWN_KEYS_MAX = 65536
 WRITERS_MAX = 65536
 
 Place = tuple[bytes, LayoutDescriptor, bytes]
 """(realm, layout, key) of a chunk."""
 Copy = tuple[PackName, ChunkEntry]
+Whom = tuple[bytes, int, str]
+"""(realm, rank, writer) of who stored something."""
 
 
 class Auditor:
@@ -56,7 +60,8 @@ class Auditor:
         self._ledger = ledger
         self._lock = threading.Lock()
         self._own: OrderedDict[Place, Copy] = OrderedDict()
-        self._seen: OrderedDict[tuple[bytes, int, str], int] = OrderedDict()
+        self._seen: OrderedDict[Whom, int] = OrderedDict()
+        self._judged: set[Whom] = set()
 
     def stored(self, commit: PackCommit) -> None:
         """Remember what this process published."""
@@ -89,6 +94,8 @@ class Auditor:
 
     def check_foreign(self, packs: Sequence[Pack]) -> None:
         """After a refresh: does a newly seen pack hold a second copy of an own chunk?"""
+        if not self._own:
+            return  # the whole catalog comes through here when a store opens
         for pack in packs:
             if pack.layout is None or self._ledger.is_own(pack.name.writer) or pack.pack_id < 0:
                 continue
@@ -134,8 +141,8 @@ class Auditor:
             count = self._seen.pop(whom, 0)
             self._seen[whom] = count + 1
             if len(self._seen) > WRITERS_MAX:
-                self._seen.popitem(last=False)
-            return count % EVERY == 0
+                self._judged.discard(self._seen.popitem(last=False)[0])
+            return count % EVERY == 0 or (count < TRIES and whom not in self._judged)
 
     def _read(self, name: PackName, entry: ChunkEntry) -> memoryview | None:
         """The stored chunk, checked; None if it cannot be had (a load will find out why)."""
@@ -159,6 +166,9 @@ class Auditor:
         assert pack.layout is not None
         self._stats.add("audits")
         report = compare(stored, own, pack.layout)
+        if report.verdict is not AuditVerdict.INCONCLUSIVE:
+            with self._lock:
+                self._judged.add((pack.realm, rank, pack.name.writer))
         if report.verdict is not AuditVerdict.UNRELATED:
             return
         self._stats.add("audits_failed")

@@ -41,6 +41,7 @@ from sharedfs_backend.writer import PackJob, PackWriter, WriteOutcome, WrittenPa
 log = logging.getLogger("sharedfs_backend")
 
 BROKEN = "internal error"
+QUARANTINED = "sharing has stopped for this realm and rank (audit)"
 
 Place = tuple[bytes, bytes, bytes]
 """(realm, fingerprint, key) of a chunk."""
@@ -117,6 +118,9 @@ class Storer:
             log.exception("a store of %d chunks was given up", len(parts))
             self.settle(parts, stored=False, failed=BROKEN)
             return
+        if attached:
+            self._audit_and_settle(realm, attached)
+            packs = [pack for pack in packs if not self._is_quarantined(realm, pack)]
         if packs:
             submitted = min(task.submitted for task, _ in wanted)
             batch = Batch(len(packs), submitted)
@@ -124,8 +128,13 @@ class Storer:
                 self._batches[batch] = None
             for pack in packs:
                 self._begin(realm, batch, pack, writer)
-        if attached:
-            self._audit_and_settle(realm, attached)
+
+    def _is_quarantined(self, realm: Realm, pack: list[Part]) -> bool:
+        """The audit has just stopped sharing what this pack would be part of; it is dropped."""
+        found = self._ledger.is_quarantined(realm.digest, item_of(pack[0]).rank)
+        if found:
+            self.drop(pack, QUARANTINED)
+        return found
 
     def _begin(self, realm: Realm, batch: Batch, pack: list[Part], writer: str) -> None:
         """One pack: planned, paid for and on its way, or given up."""
@@ -169,7 +178,7 @@ class Storer:
                     in_flight.followers.append(part)
         self._stats.add("chunks_deduplicated", len(parts) - len(wanted) - len(quarantined))
         if quarantined:
-            self.drop(quarantined, "sharing has stopped for this realm and rank (audit)")
+            self.drop(quarantined, QUARANTINED)
 
     def _place(self, part: Part) -> Place:
         item = item_of(part)
@@ -339,10 +348,16 @@ class Storer:
         self.settle(parts, stored=False, failed=reason)
 
     def _audit_and_settle(self, realm: Realm, parts: list[Part]) -> None:
+        """What others have: compared now and then, before anything is written beside it (I8)."""
         try:
             self._audit(realm, parts)
-        finally:
-            for task, index in parts:
+        except Exception:
+            log.exception("an audit was given up")
+        for part in parts:
+            task, index = part
+            if self._ledger.is_quarantined(realm.digest, item_of(part).rank):
+                self.drop([part], QUARANTINED)
+            else:
                 task.settle(index, stored=False, present=True)
 
     # -- not waiting any longer ----------------------------------------------------------------

@@ -1,0 +1,91 @@
+"""Two writers with different content under one key: found at once, whichever way they meet (I8)."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from sharedfs_backend.layout import LayoutDescriptor
+from sharedfs_backend.store import PutItem, PutTask
+from tests.store.inline import Client
+from tests.store.test_damage import flip, pack_files
+
+LAYOUT = LayoutDescriptor(("float32",), ((64, 128),), "KV_T2D", 64)
+
+
+def keys_of(count: int) -> list[bytes]:
+    source = random.Random(5)
+    return [source.randbytes(16) for _ in range(count)]
+
+
+def rank_content(rank: int, count: int) -> list[bytes]:
+    """What this rank computes for the same tokens."""
+    source = np.random.default_rng(rank)
+    return [source.standard_normal((64, 128)).astype("<f4").tobytes() for _ in range(count)]
+
+
+def put(client: Client, rank: int, first: int, last: int) -> PutTask:
+    keys, data = keys_of(last), rank_content(rank, last)
+    items = [PutItem(keys[n], memoryview(data[n]), LAYOUT) for n in range(first, last)]
+    return client.store.put(items)
+
+
+def is_shared(client: Client, count: int = 8) -> bool:
+    return any(client.store.lookup(keys_of(count), layouts=LAYOUT))
+
+
+def test_a_second_rank_is_stopped_by_the_first_prompt_it_stores(tmp_path: Path) -> None:
+    first, second = Client(tmp_path, 1), Client(tmp_path, 2)
+    put(first, 0, 0, 4)
+    second.refresh()
+    task = put(second, 1, 0, 8)  # half of it is there already
+    assert (task.stored, task.present) == ([False] * 8, [False] * 8)
+    assert second.store.stats()["audits_failed"] == 1
+    assert not is_shared(second)
+    first.refresh()
+    assert [pack.name.writer for pack in first.store.parts.ledger.packs()] == [
+        first.store.parts.publisher.writer
+    ]
+
+
+def test_two_ranks_that_store_at_once_find_each_other_at_the_next_refresh(tmp_path: Path) -> None:
+    first, second = Client(tmp_path, 1), Client(tmp_path, 2)
+    put(first, 0, 0, 4)
+    put(second, 1, 0, 4)
+    for client in (first, second):
+        client.refresh()
+        assert client.store.stats()["audits_failed"] == 1
+        assert not is_shared(client)
+
+
+def test_the_same_content_from_two_writers_goes_on_being_shared(tmp_path: Path) -> None:
+    first, second = Client(tmp_path, 1), Client(tmp_path, 2)
+    put(first, 0, 0, 4)
+    put(second, 0, 0, 4)
+    second.refresh()
+    task = put(second, 0, 0, 8)
+    assert task.present == [True] * 8
+    assert second.store.stats().get("audits_failed", 0) == 0
+    assert is_shared(second)
+
+
+def test_a_damaged_chunk_at_the_start_does_not_use_up_the_audit(tmp_path: Path) -> None:
+    first, second = Client(tmp_path, 1), Client(tmp_path, 2)
+    put(first, 0, 0, 4)
+    flip(pack_files(tmp_path)[0])
+    second.refresh()
+    put(second, 1, 0, 4)
+    assert second.store.stats()["audits_failed"] == 1
+
+
+def test_after_the_first_verdict_few_chunks_are_looked_at(tmp_path: Path) -> None:
+    first, second = Client(tmp_path, 1), Client(tmp_path, 2)
+    put(first, 0, 0, 64)
+    second.refresh()
+    second.counting.reset()
+    task = cast(PutTask, put(second, 0, 0, 64))
+    assert task.present == [True] * 64
+    assert second.store.stats()["audits"] == 1
