@@ -68,7 +68,7 @@ def test_a_named_semaphore_is_found_and_removed() -> None:
     path = child.stdout.readline().decode().strip()
     session = Session.led_by(child.pid)
     assert path in shared_segments([child.pid])
-    removed = stop_sessions([session], grace_seconds=0.0, reap=lambda: child.poll())
+    removed = stop_sessions([session], grace_seconds=0.0, reap=child.poll)
     child.communicate()
     assert removed == [path]
     assert not os.path.exists(path)

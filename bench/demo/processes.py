@@ -135,7 +135,7 @@ def stop_sessions(
     sessions: Iterable[Session],
     *,
     grace_seconds: float,
-    reap: Callable[[], None] = lambda: None,
+    reap: Callable[[], object] = lambda: None,
     segments: set[str] | None = None,
 ) -> list[str]:
     """Ends every member (SIGTERM, then SIGKILL), removes their segments; returns those removed.
