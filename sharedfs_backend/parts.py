@@ -4,7 +4,8 @@ Here stands which part knows which, and the one function that time calls (`tick`
 on the calling thread: what has to touch the file system is put on a lane, at most one refresh and
 one round of chores at a time, so a hung call holds up its own kind of work only (I6).
 
-No decision is taken here that another module could take.
+No decision is taken here that another module could take. Past 400 lines because every part is
+wired here, once.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from sharedfs_backend.publisher import Publisher
 from sharedfs_backend.putting import Putter
 from sharedfs_backend.reader import PackReader
 from sharedfs_backend.realms import RealmTable
-from sharedfs_backend.refresh import Refresher
+from sharedfs_backend.refresh import EARLY_SECONDS, Refresher
 from sharedfs_backend.rules import Rules
 from sharedfs_backend.runtime import Lane, LaneFull, Runtime
 from sharedfs_backend.settings import Settings
@@ -84,11 +85,11 @@ class Parts:
         self.rules = rules
         self.stats = Stats()
         self.namespace = open_within_time(runtime, settings, files, create=create)
+        self._wakeup = threading.Event()
         self._wire(files)
         self._next_chores = runtime.now()
         self._next_refresh = runtime.now()
         self._next_probe = runtime.now()
-        self._wakeup = threading.Event()
         self._timer: threading.Thread | None = None
         self._closing = False
 
@@ -104,8 +105,8 @@ class Parts:
         self.context = context = Context(
             self.watched, runtime, seal, profile, settings, stats, rules
         )
-        self._refresh_turns = Turns(runtime, settings.lease_seconds / 2)
-        self._chore_turns = Turns(runtime, settings.lease_seconds / 2)
+        self._refresh_turns = Turns(runtime, settings.lease_seconds / 2, self.wake)
+        self._chore_turns = Turns(runtime, settings.lease_seconds / 2, self.wake)
         self.catalog = Catalog(settings.chunks_max)
         self.ledger = Ledger(self.catalog, seal, rules, settings.lease_seconds)
         self.keyring = KeyRing(seal, settings.keys_memo_max)
@@ -207,13 +208,14 @@ class Parts:
 
     def _missed(self) -> None:
         if self.refresher.ask_early():
+            self._next_refresh = self.runtime.now()
             self.wake()
 
     def _refused(self, refusal: Refusal) -> None:
         if refusal in (Refusal.FULL, Refusal.NO_SPACE):
             self.sweeper.ask()
-        elif self.refresher.ask_early():
-            self.wake()
+        else:
+            self._missed()
 
     def _stored(self, commit: PackCommit) -> None:
         if self.settings.audit:
@@ -251,6 +253,11 @@ class Parts:
     def wake(self) -> None:
         self._wakeup.set()
 
+    def wait(self, seconds: float) -> None:
+        """Until it is time for the next tick: in `seconds`, or when something asks for it."""
+        self._wakeup.wait(seconds)
+        self._wakeup.clear()
+
     def _run(self) -> None:
         while not self._closing:
             try:
@@ -259,8 +266,7 @@ class Parts:
             except Exception:  # our own mistake must not stop time
                 log.exception("a tick failed")
                 seconds = TICK_SECONDS_MAX
-            self._wakeup.wait(seconds)
-            self._wakeup.clear()
+            self.wait(seconds)
 
     def tick(self) -> float:
         """Start what is due; seconds until the next round."""
@@ -273,14 +279,22 @@ class Parts:
         if self._closing:
             return TICK_SECONDS_MAX
         begun = True
-        if now >= self._next_refresh or self.refresher.is_asked:
+        if now >= self._next_refresh:
             begun &= self._refresh_turns.start(self._refresh, self.refresher.reset)
         if now >= self._next_chores:
             begun &= self._chore_turns.start(self._chore, self.orphans.reset)
         if not begun:
             self.stats.add("background_skipped")
-        due = self.putter.next_due()
-        soon = min(self._next_refresh, self._next_chores, due if due is not None else now + 1.0)
+        due = [self.putter.next_due()]
+        if begun:  # who has a turn at present wakes us when it is over
+            due += [
+                None if turns.is_taken else at
+                for turns, at in (
+                    (self._refresh_turns, self._next_refresh),
+                    (self._chore_turns, self._next_chores),
+                )
+            ]
+        soon = min((at for at in due if at is not None), default=now + TICK_SECONDS_MAX)
         return min(TICK_SECONDS_MAX, max(0.001, soon - self.runtime.now()))
 
     def _probe_if_due(self, now: float) -> None:
@@ -300,7 +314,10 @@ class Parts:
             self.stats.failed(failure, "asking whether the file system answers")
 
     def _refresh(self) -> None:
-        self._next_refresh = self.runtime.now() + self.refresher.step()
+        seconds = self.refresher.step()
+        if self.refresher.is_asked:  # meanwhile
+            seconds = min(seconds, EARLY_SECONDS)
+        self._next_refresh = self.runtime.now() + seconds
 
     def _chore(self) -> None:
         self.chores.step()
@@ -317,8 +334,7 @@ class Parts:
         while self.refresher.last_good_pass_started < start:
             if self.runtime.now() - start > timeout_seconds:
                 return False
-            self.refresher.ask_early()
-            self.wake()
+            self._missed()
             self.runtime.waiter().wait(0.01)
         return True
 

@@ -31,11 +31,19 @@ class TurnOver(Exception):
 
 
 class Turns:
-    """See the module. `idle_seconds`: a turn without any file operation for so long hangs too."""
+    """See the module. `idle_seconds`: a turn without any file operation for so long hangs too.
 
-    def __init__(self, runtime: Runtime, idle_seconds: float) -> None:
+    `on_free()` is called whenever a turn has ended: whoever waits for the next may look again."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        idle_seconds: float,
+        on_free: Callable[[], None] = lambda: None,
+    ) -> None:
         self._runtime = runtime
         self._idle_seconds = max(idle_seconds, HANG_SECONDS)
+        self._on_free = on_free
         self._lock = threading.Lock()
         self._mine = threading.local()
         self._turn = 0
@@ -43,6 +51,11 @@ class Turns:
         self._in_call = False
         self._active = 0.0
         self.overtaken = 0
+
+    @property
+    def is_taken(self) -> bool:
+        """Somebody is at it, or hangs in it."""
+        return self._is_taken
 
     def start(self, work: Callable[[], None], on_taken: Callable[[], None]) -> bool:
         """Run `work` on a background worker unless somebody is at it. False if none could."""
@@ -68,6 +81,7 @@ class Turns:
             finally:
                 self._mine.turn = None
                 self._give_back(turn)
+                self._on_free()
 
         try:
             self._runtime.submit(Lane.BACKGROUND, run)

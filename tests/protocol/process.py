@@ -85,8 +85,7 @@ class Process:
     def _chores(self) -> None:
         assert self.store is not None
         while not self.closed:
-            seconds = self.store.tick()
-            self.world.sleep(min(max(seconds, 0.02), 60.0))
+            self.store.parts.wait(self.store.tick())
 
     # -- one request ----------------------------------------------------------------------------
 

@@ -15,10 +15,11 @@ import pytest
 
 from sharedfs_backend.files import Files, LocalFiles
 from sharedfs_backend.files.health import State
+from sharedfs_backend.parts import TICK_SECONDS_MAX
 from sharedfs_backend.runtime import LOST_SECONDS, Lane, ThreadRuntime
 from sharedfs_backend.store import LoadItem, PutTask, Store
 from tests.files.faulty import FaultyFiles
-from tests.store.inline import chunks_of, items_of, layout_of, settings_for
+from tests.store.inline import Client, chunks_of, items_of, layout_of, settings_for
 
 PATIENCE_SECONDS = 40.0
 """Of the test for something that takes milliseconds on an idle machine."""
@@ -245,3 +246,14 @@ def test_a_lane_replaces_workers_that_are_lost_and_never_more_than_it_has() -> N
     release.set()
     runtime.close(PATIENCE_SECONDS)
     assert runtime._lanes[Lane.WRITE].workers == 0
+
+
+def test_the_timer_rests_while_background_work_hangs(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    client.runtime.time += 2.0
+    client.runtime.held = True
+    client.store.tick()
+    assert len(client.runtime.pending) == 2
+    assert client.store.tick() == TICK_SECONDS_MAX
+    client.runtime.run()
+    assert client.store.parts._wakeup.is_set()
