@@ -82,8 +82,7 @@ class Profile:
 
 
 POSIX = Profile()
-# A page cache: what counts is that a step stays in one core's own cache until it is copied.
-LOCAL = replace(POSIX, name="local", piece_bytes=MIB, read_depth_max=8)
+LOCAL = replace(POSIX, name="local", read_depth_max=8)
 # A rename there shows other clients a mixture, and times are cached: neither is an ability.
 # 1 MiB is the largest NFS request; the client splits a 4 MiB read into four in flight together.
 NFS = replace(
