@@ -2,8 +2,10 @@
 
 Creating is idempotent and safe to race: every creator makes the same directories and writes the
 same bytes into NAMESPACE.json (I3), which comes last, so whoever sees it sees a whole namespace. A
-torn one is simply written again. Settings are never changed in place: a change is a new file with
-a higher number, and the highest valid one counts. Nothing here runs on a request path.
+torn or damaged one is simply written again, over the old bytes: on some file systems a crash of its
+creator leaves garbage, and a name created a second time loses data. Settings are never changed in
+place: a change is a new file with a higher number, and the highest valid one counts. Nothing here
+runs on a request path.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from sharedfs_backend.layout import (
     decode_settings,
     encode_namespace,
     encode_settings,
+    is_intact_namespace,
     pack_shard_dirs,
     parse_settings_name,
     settings_path,
@@ -107,14 +110,14 @@ def open_namespace(files: Files, settings: Settings, *, create: bool = True) -> 
         raise NamespaceMissing(
             f"{settings.root}: no namespace here; create one with `sharedfs init {settings.root}`"
         )
-    if data is None or not _is_ours(data, seal, settings.root):
-        _create(files, seal)
+    if data is None or not _is_ours(files, data, seal, settings.root):
+        _create(files, seal, len(data or b""))
     record = newest_settings(files, seal)
     return Namespace(seal, record, _profile(settings, record))
 
 
-def _is_ours(data: bytes, seal: Seal, root: str) -> bool:
-    """True for a whole NAMESPACE.json; False for a torn one of ours, to be written again."""
+def _is_ours(files: Files, data: bytes, seal: Seal, root: str) -> bool:
+    """True for a whole NAMESPACE.json; False for a torn or damaged one of ours."""
     try:
         record = decode_namespace(data)
     except NewerVersion as error:
@@ -126,9 +129,11 @@ def _is_ours(data: bytes, seal: Seal, root: str) -> bool:
         whole = encode_namespace(seal)
         if whole.startswith(data.rstrip(b"\0")):  # torn: the size may come before the bytes
             return False
+        if not is_intact_namespace(data) and _has_directories(files):
+            log.warning("%s/%s: %s; it is written again", root, NAMESPACE_PATH, error)
+            return False
         raise NamespaceError(
-            f"{root}/{NAMESPACE_PATH}: {error}; if this directory is a namespace, delete that "
-            "file and it is written again"
+            f"{root}/{NAMESPACE_PATH}: {error}; it is no namespace: use another root"
         ) from None
     if not record.accepts(seal):
         has, given = record.seal_kind != "xxh3", seal.keyed
@@ -142,11 +147,18 @@ def _is_ours(data: bytes, seal: Seal, root: str) -> bool:
     return True
 
 
-def _create(files: Files, seal: Seal) -> None:
+def _has_directories(files: Files) -> bool:
+    """The root holds what a namespace holds, whatever NAMESPACE.json says."""
+    return {PACKS, JOURNALS, SNAPSHOTS, REALMS, SETTINGS} <= set(files.list(""))
+
+
+def _create(files: Files, seal: Seal, bytes_there: int) -> None:
+    """`bytes_there`: how long a damaged NAMESPACE.json is; blanks cover what is left of it."""
     files.make_dir("")
     for directory in (PACKS, JOURNALS, SNAPSHOTS, REALMS, SETTINGS, REPLICAS, *pack_shard_dirs()):
         files.make_dir(directory)
-    write_whole(files, NAMESPACE_PATH, encode_namespace(seal), overwrite=True)
+    data = encode_namespace(seal).ljust(bytes_there)
+    write_whole(files, NAMESPACE_PATH, data, overwrite=True)
 
 
 def _profile(settings: Settings, record: SettingsRecord) -> Profile:

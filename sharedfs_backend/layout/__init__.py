@@ -55,6 +55,7 @@ from sharedfs_backend.layout.namespace import (
     decode_settings,
     encode_namespace,
     encode_settings,
+    is_intact_namespace,
 )
 from sharedfs_backend.layout.pack import (
     HEADER_BYTES_MAX,
@@ -121,5 +122,6 @@ __all__ = [
     "encode_snapshot", "decode_snapshot", "SNAPSHOT_BYTES_MAX",
     # namespace
     "NamespaceRecord", "SettingsRecord", "encode_namespace", "decode_namespace",
+    "is_intact_namespace",
     "encode_settings", "decode_settings", "FORMAT_MAJOR", "FORMAT_MINOR",
 ]  # fmt: skip

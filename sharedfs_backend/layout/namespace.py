@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sharedfs_backend.layout.canonical import encode, take, take_uint
-from sharedfs_backend.layout.errors import BadValue
+from sharedfs_backend.layout.errors import BadValue, FormatError, NewerVersion
 from sharedfs_backend.layout.head import SIZE_MAX
 from sharedfs_backend.layout.jsonfile import decode_json, encode_json, take_hex
 from sharedfs_backend.layout.names import COUNTER_MAX, is_writer_id
@@ -64,6 +64,17 @@ def decode_namespace(data: Buffer) -> NamespaceRecord:
     check = take_hex(fields, "key_check", 16) if kind == KEYED else None
     major, minor = fields["format"]
     return NamespaceRecord(major, minor, kind, check, UNIT_BYTES)
+
+
+def is_intact_namespace(data: Buffer) -> bool:
+    """Whether somebody meant these bytes, whatever they say: their checksum is right."""
+    try:
+        decode_json("namespace", data, _OPEN)
+    except NewerVersion:
+        return True
+    except FormatError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,6 @@ from tests.sim.world import Client, World
 ONCE = ("packs/", "journals/", "snapshots/", "settings/")
 """Directories in which a name belongs to one writer and is never used again (I1)."""
 
-WHOLE = "NAMESPACE.json"
-
 
 @dataclass(slots=True)
 class Write:
@@ -181,9 +179,7 @@ class Disk:
             if not node.settled and node.unsettled and choice.random() < 0.1:
                 continue  # not even its creation survived
             made = Inode(node.number, path, node.creator, 0.0, closed=True, doomed=node.doomed)
-            # Garbage in it is refused with a message that says what to do; a torn one is rewritten.
-            outcomes = tuple(o for o in self.quirks.unsettled if path != WHOLE or o != "garbage")
-            made.data = after_crash(node, outcomes, choice)
+            made.data = after_crash(node, self.quirks.unsettled, choice)
             made.settled = bytes(made.data)
             copy.nodes[path] = made
             copy._link(path)
