@@ -69,7 +69,7 @@ def test_a_heartbeat_every_quarter_lease_keeps_the_id(tmp_path: Path) -> None:
 def test_a_long_journal_is_ended_and_continued_in_a_new_one(tmp_path: Path) -> None:
     client = Client(tmp_path)
     client.store.parts.publisher._journal_bytes_max = 3 * 4096
-    every = {}
+    every: dict[bytes, bytes] = {}
     for seed in range(4):
         chunks = chunks_of(1, seed=seed)
         every |= chunks
