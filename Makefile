@@ -1,10 +1,12 @@
 # The same few commands serve people and CI. `make help` lists them.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11)
 VENV := .venv/bin
+SEEDS ?= 1000:1200
 export TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help preflight setup setup-dev demo test test-unit lint types clean
+.PHONY: help preflight setup setup-dev demo test test-unit nightly sim bench-l2 bench-catalog \
+    lint types clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,11 +25,29 @@ setup-dev:  ## the same, with what tests, lint and types need
 demo: preflight setup  ## two replicas share a prefix through one directory (NAMESPACE=/mnt/... for a real mount)
 	@$(VENV)/python -m bench.demo
 
+# Two rounds: what may run side by side, then what wants the machine for itself.
 test: preflight setup-dev  ## all tests, those on real engines included (about 10 GB of memory)
-	$(VENV)/python -m pytest
+	@status=0; \
+	$(VENV)/python -m pytest -n 2 -m "not engine and not alone and not nightly" || status=1; \
+	$(VENV)/python -m pytest -m "(engine or alone) and not nightly" || status=1; \
+	exit $$status
 
-test-unit: setup-dev  ## all tests but those on real engines
-	$(VENV)/python -m pytest -m "not engine"
+test-unit: setup-dev  ## all tests but those on real engines and the crash test
+	$(VENV)/python -m pytest -n 2 -m "not engine and not alone and not nightly"
+
+nightly: setup-dev  ## the longer runs: more engines, the ten-minute crash test
+	$(VENV)/python -m pytest -m nightly
+	$(VENV)/python -m tests.crash.fleet --seconds 600
+
+sim: setup-dev  ## the simulation with many more seeds (SEEDS=1000:1200; hours for thousands)
+	SHAREDFS_STOP_STRIDE=1 $(VENV)/python -m pytest -q -n 2 tests/protocol
+	$(VENV)/python -m tests.sim --seeds $(SEEDS) --keep-going --transcript 0
+
+bench-l2: setup-dev  ## cost of lookup, load and store beside LMCache's own file adapters
+	$(VENV)/python -m bench.l2 --dir /dev/shm
+
+bench-catalog: setup-dev  ## memory and speed of the catalog with 10^6 chunks
+	$(VENV)/python -m bench.catalog
 
 lint: setup-dev  ## ruff: format and rules
 	$(VENV)/ruff format --check .

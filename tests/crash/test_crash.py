@@ -11,7 +11,7 @@ import pytest
 
 from tests.crash.fleet import check, run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 def test_four_processes_killed_at_random_serve_right_bytes_below_the_cap(tmp_path: Path) -> None:
