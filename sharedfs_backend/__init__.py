@@ -17,7 +17,7 @@ __all__ = ["Store"]
 
 def __getattr__(name: str) -> object:
     if name == "Store":
-        from sharedfs_backend.store import Store  # noqa: PLC0415 # see the docstring
+        from sharedfs_backend.store import Store  # see the docstring
 
         return Store
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
