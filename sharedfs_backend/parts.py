@@ -184,7 +184,8 @@ class Parts:
             audit=self.auditor.check_parts if settings.audit else lambda realm, parts: None,
             on_refused=self._refused,
             on_stored=self._stored,
-            on_unpublished=self.sweeper.disown,
+            on_unpublished=self.sweeper.withdraw,
+            on_left_over=self.sweeper.disown,
         )
         self.putter = Putter(
             self.context, self.storer, healthy=lambda: self.healthy, wake=self.wake
@@ -241,6 +242,7 @@ class Parts:
             return  # not complete: what a later version stored is not counted
         granted = share(cap, self.ledger.usage().total_bytes, self.sweeper.crowd())
         self.credits.grant(granted, started, self.refresher.pass_seconds)
+        self.storer.retry()
 
     # -- time --------------------------------------------------------------------------------
 

@@ -160,6 +160,7 @@ class Putter:
         Past half of the buffers' time to live a pack without a trailer gets none. What is written
         may still be published; past the whole of it the task ends in any case.
         """
+        self._storer.wait_no_longer(now)
         if not self._expires:
             return
         late = now - self._buffer_ttl_seconds / 2
@@ -191,6 +192,7 @@ class Putter:
             tasks = list(self._tasks)
         for waiting in lingering:
             self._start(waiting)
+        self._storer.wait_no_longer(None)
         return tasks
 
     def abandon(self, deadline: float) -> None:

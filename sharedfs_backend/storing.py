@@ -1,6 +1,7 @@
 """Storing: from chunks in hand to committed packs. What runs on the write lane.
 
     sort out what the catalog has -> plan a pack -> reserve credit -> write -> publish -> settle
+                                           (or wait for it: `waitlist`)
 
 A chunk is written by one task at a time; others that bring it meanwhile wait for that one. Every
 part handed in is settled exactly once, also when the disk is full, the credit spent, a buffer no
@@ -8,7 +9,8 @@ flat memory or the code mistaken; credits are settled when the bytes are counted
 never be. After ENOSPC or EDQUOT writing backs off and a sweep is asked for. A pack that could not
 be written or published is unlinked again, or counted as an orphan until it is (I5, I6).
 
-Which chunks go into which pack is decided in `cutting`; it knows no queue and no linger.
+Which chunks go into which pack is decided in `cutting`; it knows no queue and no linger. Past 400
+lines because every way a part can end is here, once.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,10 +35,12 @@ from sharedfs_backend.layout import (
     pack_digest,
 )
 from sharedfs_backend.ledger import Ledger
+from sharedfs_backend.packjob import CANCELLED
 from sharedfs_backend.publisher import Publisher
 from sharedfs_backend.puttask import Part, item_of
 from sharedfs_backend.realms import Realm
 from sharedfs_backend.runtime import Lane, LaneFull
+from sharedfs_backend.waitlist import Unpaid, Waitlist
 from sharedfs_backend.writer import PackJob, PackWriter, WriteOutcome, WrittenPack
 
 log = logging.getLogger("sharedfs_backend")
@@ -70,7 +75,8 @@ class Storer:
         audit: Callable[[Realm, list[Part]], None],
         on_refused: Callable[[Refusal], None],
         on_stored: Callable[[PackCommit], None],
-        on_unpublished: Callable[[Sequence[PackName]], None],
+        on_unpublished: Callable[[Sequence[PackCommit]], None],
+        on_left_over: Callable[[Sequence[PackName]], None],
     ) -> None:
         self._files = context.files
         self._runtime = context.runtime
@@ -88,11 +94,13 @@ class Storer:
         self._on_refused = on_refused
         self._on_stored = on_stored
         self._on_unpublished = on_unpublished
+        self._on_left_over = on_left_over
         self._space = SpaceBackoff()
         self._lock = threading.Lock()
         self._seq = 0
         self._in_flight: dict[Place, InFlight] = {}
         self._batches: dict[Batch, None] = {}
+        self._waitlist = Waitlist(context.settings.buffer_ttl_seconds / 4)
 
     # -- cutting -----------------------------------------------------------------------------
 
@@ -122,12 +130,14 @@ class Storer:
             self._audit_and_settle(realm, attached)
             packs = [pack for pack in packs if not self._is_quarantined(realm, pack)]
         if packs:
-            submitted = min(task.submitted for task, _ in wanted)
-            batch = Batch(len(packs), submitted)
-            with self._lock:
-                self._batches[batch] = None
-            for pack in packs:
-                self._begin(realm, batch, pack, writer)
+            self._begin_all(realm, packs, writer)
+
+    def _begin_all(self, realm: Realm, packs: list[list[Part]], writer: str) -> None:
+        batch = Batch(len(packs), min(task.submitted for pack in packs for task, _ in pack))
+        with self._lock:
+            self._batches[batch] = None
+        for pack in packs:
+            self._begin(realm, batch, pack, writer)
 
     def _is_quarantined(self, realm: Realm, pack: list[Part]) -> bool:
         """The audit has just stopped sharing what this pack would be part of; it is dropped."""
@@ -148,11 +158,40 @@ class Storer:
             log.exception("a pack of %d chunks was given up", len(pack))
             self._pack_done(batch, None, pack, BROKEN)
             return
-        if refusal is not None:
-            self._refused(refusal, pack)
-            self._pack_done(batch, None, pack, refusal.value)
-        else:
+        if refusal is None:
             self._start_pack(batch, job, pack)
+        elif self._waitlist.add(Unpaid(realm, pack, job.submitted, refusal), now):
+            self._stats.add("stores_waited")
+            self._on_refused(refusal)
+            self._decide(batch, None, pack)
+        else:
+            self._decide(batch, None, pack)
+            self._refused(refusal, pack)
+
+    def retry(self) -> None:
+        """There is new credit: what waited for it tries again, on a worker."""
+        if len(self._waitlist):
+            with suppress(LaneFull):  # so much is going on that the next credit will do
+                self._runtime.submit(Lane.WRITE, self._retry)
+
+    def _retry(self) -> None:
+        self._publisher.ensure_writer(lambda _: self._begin_again(self._waitlist.take()))
+
+    def _begin_again(self, waited: list[Unpaid]) -> None:
+        writer = self._publisher.writer
+        for unpaid in waited:
+            wanted = [part for part in unpaid.pack if not part[0].gate.is_shut]
+            self.drop([part for part in unpaid.pack if part not in wanted], CANCELLED)
+            if wanted and writer is None:
+                self._refused(unpaid.refusal, wanted)
+            elif wanted and writer is not None:
+                self._begin_all(unpaid.realm, [wanted], writer)
+
+    def wait_no_longer(self, now: float | None) -> None:
+        """Drop what has waited long enough for credit; all of it, for good, with `now` None."""
+        late = self._waitlist.close() if now is None else self._waitlist.take_late(now)
+        for unpaid in late:
+            self._refused(unpaid.refusal, unpaid.pack)
 
     def _sort_out(
         self, realm: Realm, parts: list[Part], wanted: list[Part], there: list[Part]
@@ -225,6 +264,7 @@ class Storer:
         )
 
     def _refused(self, refusal: Refusal, pack: list[Part]) -> None:
+        self.settle(pack, stored=False, failed=f"not written: {refusal.value}")
         self._stats.once(
             f"stores_dropped_{refusal.name.lower()}",
             "a store of %d chunks was dropped: %s",
@@ -282,19 +322,23 @@ class Storer:
             self._files.unlink(job.name.path)
         except FileFailure as failure:
             if failure.kind is not FailureKind.MISSING:
-                self._on_unpublished((job.name,))  # counted as an orphan until it is cleared
+                self._on_left_over((job.name,))  # counted as an orphan until it is cleared
                 return
         self._ledger.orphan_gone(job.name)
 
     def _pack_done(
         self, batch: Batch, written: WrittenPack | None, pack: list[Part], failed: str = ""
     ) -> None:
+        if written is None:
+            self.settle(pack, stored=False, failed=f"not written: {failed}")
+        self._decide(batch, written, pack)
+
+    def _decide(self, batch: Batch, written: WrittenPack | None, pack: list[Part]) -> None:
+        """One pack less to wait for; the last one publishes the batch."""
         ready = batch.decided(written, pack)
         if batch.is_over:
             with self._lock:
                 self._batches.pop(batch, None)
-        if written is None:
-            self.settle(pack, stored=False, failed=f"not written: {failed}")
         if ready:
             self._publish(ready)
 
@@ -318,7 +362,7 @@ class Storer:
         commit = written.commit
         if not published:
             self._ledger.see_orphan(commit.name, commit.total_bytes)
-            self._on_unpublished((commit.name,))
+            self._on_unpublished((commit,))
             return
         self._on_stored(commit)
         self._stats.add("packs_stored")

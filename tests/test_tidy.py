@@ -28,7 +28,7 @@ LAYERS = {
     "catalog": "catalog catalog_values entries facts indexing keytable ledger packtable rows",
     "journal": "namespace opening publisher realms refresh snapshots snapshotter",
     "sweep": "chores orphans sweeper turns",
-    "store": "auditor cutting finding loading parts putting puttask store storing",
+    "store": "auditor cutting finding loading parts putting puttask store storing waitlist",
     "tools": "cli tools",
     "adapters": "inprocess lmcache_common mp",
 }

@@ -209,6 +209,26 @@ def test_a_commit_that_cannot_be_published_leaves_no_file(tmp_path: Path) -> Non
     assert client.store.stats()["orphan_bytes"] == 0
 
 
+def test_a_pack_that_may_have_been_published_is_dropped_before_it_is_unlinked(
+    tmp_path: Path,
+) -> None:
+    client, files = faulty_client(tmp_path)
+    reader = Client(tmp_path, 2)
+    put(client)
+    files.fail("close", FailureKind.IO, path="journals/", times=2)  # the record is in place
+    chunks = chunks_of(2, seed=8)
+    client.put(chunks)
+    assert client.store.lookup(list(chunks)) == [False, False]
+    (name,) = (pack.name for pack in client.store.parts.ledger.pending())
+    assert (tmp_path / name.path).exists()
+    reader.refresh()
+    pack = reader.store.parts.ledger.pack(name)
+    assert pack is not None and pack.committed and pack.dropped
+    client.pass_time(12.0)
+    assert not (tmp_path / name.path).exists()
+    assert client.store.stats()["dropped_bytes"] == client.store.stats()["orphan_bytes"] == 0
+
+
 def test_credits_come_back_from_every_kind_of_failure(tmp_path: Path) -> None:
     client, files = faulty_client(tmp_path, cap_bytes=64 * MIB)
     client.pass_time(3.0)

@@ -1,0 +1,75 @@
+"""Below a cap a store waits for the next credit, for a while, instead of being dropped (I6, I9)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sharedfs_backend.files import FailureKind, Files
+from sharedfs_backend.store import PutTask
+from tests.files.faulty import FaultyFiles
+from tests.store.inline import MIB, Client, chunks_of, items_of
+
+CAP = 256 * MIB
+
+
+def submit(client: Client, seed: int = 7) -> PutTask:
+    return client.store.submit_put(items_of(chunks_of(2, seed=seed)))
+
+
+def blind(root: Path) -> tuple[Client, FaultyFiles]:
+    """A client that never completes a pass, so that it gets no credit."""
+    made: list[FaultyFiles] = []
+
+    def wrap(inner: Files) -> FaultyFiles:
+        made.append(FaultyFiles(inner))
+        return made[0]
+
+    client = Client(root, wrap=wrap, cap_bytes=CAP)
+    made[0].fail("list", FailureKind.IO, path="journals")
+    return client, made[0]
+
+
+def test_a_store_before_the_first_credit_waits_for_it(tmp_path: Path) -> None:
+    client = Client(tmp_path, cap_bytes=CAP)
+    task = submit(client)
+    assert not task.is_done
+    client.pass_time(5.0)
+    assert task.stored == [True, True]
+    assert client.store.stats()["stores_waited"] >= 1
+
+
+def test_whoever_brings_a_chunk_that_waits_waits_for_the_same(tmp_path: Path) -> None:
+    client = Client(tmp_path, cap_bytes=CAP)
+    first, second = submit(client), submit(client)
+    client.pass_time(5.0)
+    assert first.stored == second.present == [True, True]
+    assert client.store.stats()["packs_stored"] == 1
+
+
+def test_a_store_waits_for_a_quarter_of_its_buffers_time_at_most(tmp_path: Path) -> None:
+    client, _ = blind(tmp_path)
+    task = submit(client)
+    client.pass_time(9.0)
+    assert "stores_dropped_stale" not in client.store.stats()
+    client.pass_time(2.0)
+    assert task.is_done and task.stored == [False, False]
+    assert client.store.stats()["stores_dropped_stale"] == 1
+    assert client.store.stats()["queue_bytes"] == 0
+
+
+def test_a_cancelled_store_spends_no_credit(tmp_path: Path) -> None:
+    client, files = blind(tmp_path)
+    task = submit(client)
+    assert task.cancel()
+    files.heal()
+    client.pass_time(5.0)
+    assert task.is_done and task.stored == [False, False]
+    assert client.store.stats().get("packs_stored", 0) == 0
+    assert not [op for op in files.tried if op[0] == "create" and op[1].startswith("packs/")]
+
+
+def test_closing_ends_the_waiting(tmp_path: Path) -> None:
+    client, _ = blind(tmp_path)
+    task = submit(client)
+    client.store.close()
+    assert task.is_done and task.stored == [False, False]
