@@ -26,6 +26,10 @@ from sharedfs_backend.mp.realms import Slot
 MISMATCHES_MAX = 65_536
 """Keys remembered to have another layout than ours, at about 200 bytes each."""
 
+FORMATS = ("KV_2LTD", "UNDEFINED")
+"""A hint has no tensor format: LMCache's L1 labels its objects with the first, by default of its
+allocators, its drivers use the second."""
+
 GROUPS_MAX = 4096
 """(model, object group) pairs with remembered layouts."""
 
@@ -72,18 +76,21 @@ class LayoutBook:
                         return layout
             return None
 
-    def trial(self, slot: Slot, group: int, desc: Any) -> LayoutDescriptor | None:
-        """A layout to ask for first: the hint as it stands, while no object has shown the truth;
-        under a serializer, what the engine's own objects became."""
+    def trials(self, slot: Slot, group: int, desc: Any) -> tuple[LayoutDescriptor, ...]:
+        """Layouts to ask for first: the hint, in each format its objects may come to have, while
+        none has shown the truth; under a serializer, what the engine's own objects became."""
         with self._lock:
             seen = self._seen((slot, group))
             if self._serialized():
                 tag = _serialized_format(seen.hinted)
-                ours = [layout for layout in seen.used if layout.tensor_format == tag]
-                return ours[0] if len(ours) == 1 else None
+                ours = tuple(layout for layout in seen.used if layout.tensor_format == tag)
+                return ours if len(ours) == 1 else ()
             if seen.used:
-                return None
-        return self._read_hint(desc)
+                return ()
+        hinted = self._read_hint(desc)
+        if hinted is None:
+            return ()
+        return tuple(layout_of(hinted.shapes, hinted.dtypes, form) for form in FORMATS)
 
     def fitting(
         self, ours: Sequence[LayoutDescriptor], there: Sequence[LayoutDescriptor | None]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Protocol
 
 from lmcache.lmcache_native import Bitmap
@@ -108,9 +109,10 @@ class Runner:
         groups = [keys[place].object_group_id for place in part.places]
         hints = {group: (descs or {}).get(group) for group in set(groups)}
         sure = {group: self._layouts.sure(part.slot, group, desc) for group, desc in hints.items()}
-        trial = {group: self._layouts.trial(part.slot, group, hints[group]) for group in sure}
-        if any(trial.values()):  # a hint no object has confirmed yet: true if it finds anything
-            both = {group: sure[group] or trial[group] for group in sure}
+        trials = {group: self._layouts.trials(part.slot, group, hints[group]) for group in sure}
+        # Hints no object has confirmed yet: true if they find anything.
+        for attempt in zip_longest(*trials.values()):
+            both = {group: sure[group] or one for group, one in zip(sure, attempt, strict=True)}
             found = self._ask(part, groups, both)
             if any(found):
                 return found

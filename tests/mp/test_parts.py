@@ -238,7 +238,7 @@ def test_under_a_serializer_the_engines_dtypes_tell_equal_bytes_apart() -> None:
     book.sure(SLOT, 0, desc(dtype=torch.bfloat16))
     (layout,) = book.of_objects(SLOT, [0], plain)
     assert layout.tensor_format == "serialized:bfloat16"
-    assert book.trial(SLOT, 0, desc(dtype=torch.bfloat16)) == layout
+    assert book.trials(SLOT, 0, desc(dtype=torch.bfloat16)) == (layout,)
     book.sure(SLOT, 0, desc(dtype=torch.float32))
     assert book.of_objects(SLOT, [0], plain)[0].tensor_format == "serialized"
 
