@@ -120,15 +120,15 @@ class RealmTable:
 
     def _announce(self, descriptor: RealmDescriptor, digest: bytes, canary: bytes) -> None:
         try:
-            self._write(descriptor, digest, canary)
-            others = [
-                other
-                for realm, other in recognised(parse_realm_name, self._files.list(REALMS))
-                if realm == digest and other != canary
-            ]
+            # Looked for first: who is refused leaves no file, which would refuse all others.
+            there = self._canaries(digest)
+            if not there:
+                self._write(descriptor, digest, canary)
+                there = self._canaries(digest)  # two may have begun at the same time
         except FileFailure as failure:
             self._stats.failed(failure, "announcing a realm")
             return
+        others = [other for other in there if other != canary]
         if others:
             raise RealmRefused(
                 f"model {descriptor.model_identity!r}: an engine using this namespace hashes "
@@ -138,6 +138,11 @@ class RealmTable:
                 f"everywhere; if no such engine runs any more, delete "
                 f"realms/{digest.hex()}.*.json and restart"
             )
+
+    def _canaries(self, digest: bytes) -> list[bytes]:
+        """Of all engines that were here before."""
+        found = recognised(parse_realm_name, self._files.list(REALMS))
+        return [canary for realm, canary in found if realm == digest]
 
     def _write(self, descriptor: RealmDescriptor, digest: bytes, canary: bytes) -> None:
         data = descriptor.to_json(self._seal, canary)
