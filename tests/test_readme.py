@@ -47,10 +47,11 @@ def test_a_namespace_is_made_and_listed_as_shown(tmp_path: Path) -> None:
 def test_the_python_example_runs(tmp_path: Path) -> None:
     (example,) = blocks("python")
     data = {bytes([number]) * 16: bytes([number]) * 1000 for number in range(4)}
-    names = {"chunks": data, "buffers": [bytearray(1000) for _ in data], "key": b"", "data": b""}
+    buffers = [bytearray(1000) for _ in data]
+    names: dict[str, object] = {"chunks": data, "buffers": buffers}
     exec(example.replace("/mnt/shared/kv", str(tmp_path / "kv")), names)
     assert names["hits"] == [True] * 4
-    assert [bytes(buffer) for buffer in names["buffers"]] == list(data.values())
+    assert [bytes(buffer) for buffer in buffers] == list(data.values())
 
 
 def test_every_local_link_leads_somewhere() -> None:

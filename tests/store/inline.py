@@ -17,7 +17,7 @@ from sharedfs_backend.layout import LayoutDescriptor
 from sharedfs_backend.rules import Rules
 from sharedfs_backend.runtime import Lane, Waiter
 from sharedfs_backend.settings import Settings
-from sharedfs_backend.store import PutItem, Store
+from sharedfs_backend.store import PutItem, PutTask, Store
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -127,7 +127,7 @@ class Client:
         self.runtime.time += 2.0
         self.store.tick()
 
-    def put(self, chunks: dict[bytes, bytes], *, rank: int = 0) -> object:
+    def put(self, chunks: dict[bytes, bytes], *, rank: int = 0) -> PutTask:
         return self.store.put(items_of(chunks, rank))
 
     def load(self, chunks: dict[bytes, bytes]) -> list[bool]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -86,6 +85,6 @@ def test_after_the_first_verdict_few_chunks_are_looked_at(tmp_path: Path) -> Non
     put(first, 0, 0, 64)
     second.refresh()
     second.counting.reset()
-    task = cast(PutTask, put(second, 0, 0, 64))
+    task = put(second, 0, 0, 64)
     assert task.present == [True] * 64
     assert second.store.stats()["audits"] == 1

@@ -63,7 +63,7 @@ def test_nothing_is_stored_below_a_cap_that_a_later_version_fills_unseen(
     client.put(chunks_of(1))
     client.pass_time(5.0)
     task = client.put(chunks_of(1, seed=8))
-    assert not any(task.stored)  # type: ignore[attr-defined] # a PutTask
+    assert not any(task.stored)
     assert client.store.stats()["refresh_passes"] > 2
 
 
@@ -212,7 +212,7 @@ def test_publications_that_wait_have_a_bound(tmp_path: Path) -> None:
     told: list[bool] = []
 
     def more(_: bool) -> None:  # while this one's turn lasts, others can only wait
-        for _ in range(QUEUE_MAX + 5):
+        for _number in range(QUEUE_MAX + 5):
             publisher.publish((), told.append)
 
     publisher.publish((), more)
@@ -244,7 +244,7 @@ def test_a_sweep_that_finds_too_little_does_not_look_again_at_once(tmp_path: Pat
         looked.append(now)
         return victims(nbytes, now)
 
-    sweeper.victims = counted  # type: ignore[method-assign] # a spy
+    sweeper.victims = counted  # type: ignore[method-assign,assignment] # a spy
     client.store.parts.ledger.see_orphan(PackName(bytes(16), "0" * 16, 1), 62 * MIB)
     client.pass_time(10.0, step=0.1)
     assert 1 <= len(looked) <= 5

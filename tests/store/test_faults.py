@@ -24,11 +24,11 @@ def faulty_client(root: Path, seed: int = 1, **changes: object) -> tuple[Client,
         made.append(FaultyFiles(files))
         return made[0]
 
-    return Client(root, seed, wrap=wrap, **changes), made[0]
+    return Client(root, seed, wrap=wrap, **changes), made[0]  # type: ignore[arg-type] # settings
 
 
 def put(client: Client, seed: int = 7) -> PutTask:
-    return cast(PutTask, client.put(chunks_of(2, seed=seed)))
+    return client.put(chunks_of(2, seed=seed))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,6 +98,7 @@ def test_when_no_drop_can_be_recorded_victims_are_unlinked_first_and_recorded_la
     assert not pack.gone
     files.heal()
     client.pass_time(40.0)
+    pack = client.store.parts.ledger.packs()[0]
     assert pack.gone
     reader = Client(tmp_path, 2)
     reader.refresh()

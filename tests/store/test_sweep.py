@@ -11,7 +11,7 @@ CAP = 64 * MIB
 
 def put_until(client: Client, nbytes: int, seed: int = 100) -> list[dict[bytes, bytes]]:
     """Batches of 512 KiB, ticking between them, until `nbytes` are stored."""
-    batches = []
+    batches: list[dict[bytes, bytes]] = []
     while client.store.usage().live_bytes < nbytes:
         chunks = chunks_of(8, 64 * KIB, seed=seed + len(batches))
         client.put(chunks)
@@ -115,4 +115,4 @@ def test_a_new_writer_counts_orphans_before_it_stores(tmp_path: Path) -> None:
     second.pass_time(5.0)
     assert second.store.stats()["orphan_bytes"] == 62 * MIB
     task = second.put(chunks_of(16, 64 * KIB, seed=9))
-    assert not any(task.stored)  # type: ignore[attr-defined] # a PutTask
+    assert not any(task.stored)

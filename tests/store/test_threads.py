@@ -77,12 +77,7 @@ def test_many_threads_and_two_stores_keep_bytes_right_and_leave_nothing(
     stores = [Store(settings=settings) for _ in range(2)]
     done: list[PutTask] = []
     wrong: list[bytes] = []
-    run_all(
-        *(
-            lambda seed=seed: churn(stores[seed % 2], seed, done, wrong)  # type: ignore[misc]
-            for seed in range(6)
-        )
-    )
+    run_all(*(lambda seed=seed: churn(stores[seed % 2], seed, done, wrong) for seed in range(6)))
     assert all(task.is_done for task in done)
     for store in stores:
         store.close(JOIN_SECONDS)
@@ -114,12 +109,7 @@ def test_many_threads_on_a_failing_file_system_end_all_the_same(
             files._plans.clear()
 
     def work() -> None:
-        run_all(
-            *(
-                lambda seed=seed: churn(store, seed, done, wrong)  # type: ignore[misc]
-                for seed in range(4)
-            )
-        )
+        run_all(*(lambda seed=seed: churn(store, seed, done, wrong) for seed in range(4)))
         over.set()
 
     run_all(tick, work)
