@@ -128,9 +128,7 @@ class OrphanPass:
                     continue
                 return self._abort(failure)
             self._found += [
-                name
-                for name in recognised(PackName.parse, names)
-                if self._ledger.pack(name) is None
+                name for name in recognised(PackName.parse, names) if not self._is_named(name)
             ]
         if not self._directories:
             self._listed_at = self._runtime.now()
@@ -160,7 +158,8 @@ class OrphanPass:
         now = self._runtime.now()
         for _ in range(min(ACTIONS_A_STEP, len(self._found))):
             name = self._found.pop()
-            if self._is_named(name) or self._ledger.is_own(name.writer):
+            is_named = self._is_named(name) and self._rules.orphans_reread_first
+            if is_named or self._ledger.is_own(name.writer):
                 continue
             try:
                 self._ledger.see_orphan(name, self._files.size(name.path))
@@ -196,14 +195,15 @@ class OrphanPass:
     def _may_touch(self, name: PackName, since: float, now: float) -> bool:
         if not self._rules.orphans_of_the_dead_only:
             return True
-        return now - since >= self._lease_seconds and self._ledger.is_dead(name.writer)
+        is_old = now - since >= self._lease_seconds or not self._rules.orphans_reread_first
+        return is_old and self._ledger.is_dead(name.writer)
 
     def _act_some(self) -> bool:
         commits: list[PackCommit] = []
         gone: list[PackName] = []
         for _ in range(min(ACTIONS_A_STEP, len(self._acting))):
             name = self._acting.pop()
-            if self._is_named(name):
+            if self._is_named(name) and self._rules.orphans_reread_first:
                 continue  # since then
             try:
                 commit = self._examine(name)

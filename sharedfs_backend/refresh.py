@@ -126,7 +126,8 @@ class Refresher:
             if not self._afford(POLL_OPERATIONS):
                 return POLL_OPERATIONS / self._rate
             self._poll(self._todo.pop())
-        if self._snapshots_wanted or self._awaited(self._runtime.now()):
+        awaited = self._awaited(self._runtime.now())
+        if self._snapshots_wanted or awaited:
             self._snapshots_wanted = False
             if not self._snapshots.read_new():
                 self._pass_failed = True

@@ -7,6 +7,8 @@ order of removals and its reasons stand in `snapshots`. Each `step` is one small
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sharedfs_backend.context import Context
 from sharedfs_backend.facts import Pack, WriterView
 from sharedfs_backend.files import FailureKind, FileFailure
@@ -85,7 +87,7 @@ class Snapshotter:
 
     # -- writing -----------------------------------------------------------------------------
 
-    def write(self, writer: str, realms: set[bytes] | None = None) -> SnapshotName | None:
+    def write(self, writer: str) -> SnapshotName | None:
         """Write, read back and adopt a snapshot of the ledger; None if that failed."""
         if not self._reader.read_new(self._files):
             return None
@@ -96,7 +98,7 @@ class Snapshotter:
         # A name is never used twice, also when its file was deleted since (I1).
         self._generation = max(generation, self._generation + 1)
         name = SnapshotName(self._generation, writer)
-        gathered = self._gather(name, parents, start, realms)
+        gathered = self._gather(name, parents, start)
         if gathered is None:
             self._stats.once(
                 "snapshots_incomplete",
@@ -106,7 +108,11 @@ class Snapshotter:
             return None
         data = encode_snapshot(gathered, self._seal)
         try:
-            self._write_file(name.path, data, start)
+            try:
+                self._write_file(name.path, data, start)
+            finally:
+                if not self._rules.snapshot_outlived_by_verified_successor:
+                    self._remove(parents)
             back = read_whole(self._files, name.path, SNAPSHOT_BYTES_MAX)
             snapshot = decode_snapshot(back, self._seal)
         except (FileFailure, FormatError) as error:
@@ -137,7 +143,6 @@ class Snapshotter:
         name: SnapshotName,
         parents: tuple[SnapshotName, ...],
         now: float,
-        realms: set[bytes] | None,
     ) -> Snapshot | None:
         """All that is known, None if some of it is not held here: what a snapshot leaves out is
         lost with the journals it covers. Entries are copied after the lock is released: what
@@ -150,7 +155,10 @@ class Snapshotter:
             }
             forget = self._forgettable(now)
             self._ledger.forget_tombstones(pack.name for pack in forget)
-            packs = [p for p in self._ledger.packs() if realms is None or p.realm in realms]
+            packs = self._ledger.packs()
+        if not self._rules.snapshots_cover_all:
+            own = {pack.realm for pack in packs if self._ledger.is_own(pack.name.writer)}
+            packs = [pack for pack in packs if pack.realm in own]
         rows: list[SnapshotPack] = []
         for pack in packs:
             row = self._row(pack, now) or self._row(pack, now)  # dropped just then: asked again
@@ -224,13 +232,15 @@ class Snapshotter:
         adopted = dict(self._reader.adopted)
         old: set[SnapshotName] = set()
         for name, snapshot in adopted.items():
-            waited = now - self._reader.verified_at[name] >= self._lease_seconds
-            if waited or not self._rules.snapshot_outlived_by_verified_successor:
+            if now - self._reader.verified_at[name] >= self._lease_seconds:
                 old.update(parent for parent in snapshot.parents if parent in adopted)
         for name, seen in self._reader.invalid().items():
             if now - seen >= self._lease_seconds and self._ledger.is_dead(name.writer):
                 old.add(name)
-        for name in old:
+        self._remove(old)
+
+    def _remove(self, names: Iterable[SnapshotName]) -> None:
+        for name in names:
             if self._unlink(name.path):
                 self._reader.removed(name)
                 self._stats.add("snapshots_removed")
@@ -243,7 +253,8 @@ class Snapshotter:
         for view in self._ledger.writers():
             if view.vanished or view.unreadable or not self._may_retire(view):
                 continue
-            if not view.ended and view.writer not in settled:
+            is_settled = view.ended or view.writer in settled
+            if not is_settled and self._rules.journal_retired_when_dead:
                 continue
             if self._ledger.is_current(view.writer) and not view.ended:
                 continue

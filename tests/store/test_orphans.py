@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sharedfs_backend.files import NAMED
+from sharedfs_backend.refresh import AWAIT_SECONDS
 from tests.store.inline import Client, chunks_of
 from tests.store.test_damage import pack_files, truncate
 
@@ -82,3 +83,15 @@ def test_on_gekkofs_orphans_are_only_counted(tmp_path: Path) -> None:
         client.pass_time(101.0)
     assert client.store.stats()["orphan_bytes"] > 0
     assert "orphans_removed" not in client.store.stats()
+
+
+def test_a_journal_lost_for_good_holds_up_orphan_passes_for_a_while_only(tmp_path: Path) -> None:
+    gone, client = Client(tmp_path, 1), Client(tmp_path, 2)
+    gone.put(chunks_of(1))
+    client.put(chunks_of(1, seed=8))
+    client.refresh()
+    (tmp_path / "journals" / str(gone.store.parts.publisher.writer)).unlink()
+    client.refresh()
+    assert client.store.parts.refresher.is_awaiting
+    client.pass_time(AWAIT_SECONDS + 10.0)
+    assert not client.store.parts.refresher.is_awaiting
