@@ -84,6 +84,8 @@ def everyone_finds(fleet: Fleet) -> None:
             dropped = facts.dropped if facts.dropped is not None else facts.gone
             if dropped is not None and now - max(dropped, since) > bound:
                 stays_dropped(fleet, process, facts)
+        if fleet.scenario.journal_loss_rate:
+            continue  # what is lost with a journal is said again, but not within the bound
         for facts in promised(fleet):
             assert facts.committed is not None
             if now - max(facts.committed, since) > bound and not knows(process, facts.name):

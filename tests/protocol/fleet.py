@@ -17,7 +17,7 @@ from tests.protocol.content import documents
 from tests.protocol.oracle import Oracle
 from tests.protocol.process import Process
 from tests.protocol.scenario import LEASE_SECONDS, Scenario, small
-from tests.protocol.vandal import vandalise
+from tests.protocol.vandal import leave_packs, lose_journals, vandalise
 from tests.sim.chaos import Chaos
 from tests.sim.disk import Disk
 from tests.sim.locks import installed
@@ -65,6 +65,7 @@ class Fleet:
         self.counts: Counter[str] = Counter()
         self.stats: Counter[str] = Counter()
         self._lives = 0
+        leave_packs(self)
 
     # -- told by processes ----------------------------------------------------------------------
 
@@ -120,6 +121,8 @@ class Fleet:
         world.start(None, "watch", self._watch)
         if self.scenario.vandal_rate:
             world.start(None, "vandal", lambda: vandalise(self))
+        if self.scenario.journal_loss_rate:
+            world.start(None, "loser", lambda: lose_journals(self))
         world.run(self.scenario.seconds)
         if self.disk.violations:
             return

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from sharedfs_backend.files import FileFailure
 from sharedfs_backend.loading import LoadItem, LoadTask
 from sharedfs_backend.putting import PutItem, PutTask
+from sharedfs_backend.runtime import Lane
 from sharedfs_backend.store import Store
 from tests.protocol.content import LAYOUT, REALMS, Document, content
 from tests.sim.files import SimFiles
@@ -77,7 +78,9 @@ class Process:
         return Store(
             "/simulated",
             settings=scenario.settings(),
-            runtime=SimRuntime(self.world, self.client),
+            runtime=SimRuntime(
+                self.world, self.client, workers_max={Lane.WRITE: scenario.write_workers}
+            ),
             files=self.files,
             rules=scenario.rules,
         )

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from sharedfs_backend import chores, snapshotter
+from sharedfs_backend import chores, refresh, snapshotter
 from sharedfs_backend.files import NAMED
 from sharedfs_backend.rules import Rules
 from sharedfs_backend.settings import Settings
@@ -22,6 +22,8 @@ EAGER = (
     (chores, "ORPHAN_PASS_LEASES", 1),
 )
 """Thresholds that only save work, lowered so that a short run does all kinds of work."""
+SHORT = ((refresh, "AWAIT_SECONDS", 120.0 * LEASE_SECONDS / REAL_LEASE_SECONDS),)
+"""Times that follow from those of the file system, in this scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,9 @@ class Scenario:
     restart_seconds: float = 10.0
     cancel_rate: float = 0.1
     vandal_rate: float = 0.0  # per second: some file is deleted or garbled by nobody
+    journal_loss_rate: float = 0.0  # per second: a living writer's journal is deleted by nobody
+    leftover_bytes: int = 0  # of packs that no record names when the first process comes
+    write_workers: int = 6
     graceful_rate: float = 0.05  # of the requests: close the store and start again
     damaged: bool = False  # the disk went through a crash before
     eager: bool = True  # snapshots, retirements and orphan passes at the first occasion
@@ -82,10 +87,11 @@ class Scenario:
 @contextmanager
 def small(eager: bool) -> Generator[None]:
     """Within it profiles align to 4 KiB, and the thresholds of `EAGER` hold if `eager`."""
-    before = [(module, name, getattr(module, name)) for module, name, _ in EAGER]
+    changes = (*SHORT, *EAGER) if eager else SHORT
+    before = [(module, name, getattr(module, name)) for module, name, _ in changes]
     profiles = dict(NAMED)
     NAMED.update({name: replace(p, align_bytes=4096) for name, p in profiles.items()})
-    for module, name, value in EAGER if eager else ():
+    for module, name, value in changes:
         setattr(module, name, value)
     try:
         yield

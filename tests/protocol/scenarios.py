@@ -85,6 +85,40 @@ SLOW = replace(
         at=(("write", "packs/"), ("create", "packs/")),
     ),
 )
+TEARING = replace(
+    SNAPPING,
+    cap_bytes=None,
+    documents=12,
+    think_seconds=2.0,
+    rates=Rates(fail=0.3, at=(("write", "snapshots/"), ("close", "snapshots/"))),
+)
+PAUSING = replace(
+    CALM,
+    graceful_rate=0.1,
+    restart_seconds=2.0,
+    documents=40,
+    think_seconds=1.0,
+    rates=Rates(freeze=0.2, freeze_seconds=(2.0, 11.0), at=(("write", "journals/"),)),
+)
+FLOODING = replace(
+    SWEEPING,
+    clients=3,
+    seconds=50.0,
+    documents=300,
+    chunks_max=12,
+    cap_bytes=5 << 20,
+    think_seconds=0.05,
+    graceful_rate=0.0,
+    write_workers=24,
+    rates=Rates(hang=0.9, hang_seconds=(2.0, 4.5), at=(("create", "packs/"),)),
+)
+INHERITING = replace(
+    SWEEPING,
+    seconds=40.0,
+    leftover_bytes=5 << 20,
+    rates=Rates(hang=0.05, hang_seconds=(0.2, 2.0), at=(("list", "packs/"),)),
+)
+FORGETTING = replace(CALM, journal_loss_rate=0.1, graceful_rate=0.0, documents=30)
 VANDALISED = replace(FREEZING, vandal_rate=0.2, cap_bytes=6 << 20, documents=30)
 
 SCENARIOS: dict[str, Scenario] = {
@@ -99,5 +133,10 @@ SCENARIOS: dict[str, Scenario] = {
     "orphaning": ORPHANING,
     "snapping": SNAPPING,
     "slow": SLOW,
+    "tearing": TEARING,
+    "pausing": PAUSING,
+    "flooding": FLOODING,
+    "inheriting": INHERITING,
+    "forgetting": FORGETTING,
     "vandalised": VANDALISED,
 }

@@ -40,11 +40,15 @@ class SimHandle:
     client: Client
     frozen: bytes | None = None  # close-to-open: what this handle sees
     calls: int = 0
+    writing: bool = False  # a write has not reached the servers
     closed: bool = False
 
     def is_others(self, client: Client) -> bool:
-        """Another process, frozen or not, may still write through it."""
-        return self.client is not client and not self.client.dead
+        """Another process, frozen or not, may still write through it.
+
+        A journal that says it has ended is written no more, though its close may take a while."""
+        may_write = self.writing or not self.path.startswith("journals/")
+        return self.client is not client and not self.client.dead and may_write
 
 
 @dataclass(slots=True)
@@ -106,16 +110,13 @@ class SimFiles:
 
         def act() -> None:
             self._write(file, offset, parts)
+            file.writing = False
 
+        file.writing = True
         try:
-            self._op(
-                "write",
-                file.path,
-                lambda: self._write(file, offset, parts),
-                offset=offset,
-                size=grown,
-            )
+            self._op("write", file.path, act, offset=offset, size=grown)
         finally:
+            file.writing = False
             file.calls -= 1
 
     def flush(self, handle: Handle, offset: int, length: int) -> None:
