@@ -3,9 +3,10 @@
 Keys cannot tell everything: two ranks given one key, or other weights under one name, produce
 equal keys for different content. So when this process holds content for a chunk that another
 writer published, it compares the numbers: at store time with the caller's buffer, and when a
-refresh shows a second copy of one's own chunk, with the own pack. The first time for each realm,
-rank and writer, and every `EVERY`-th time after. A failed audit condemns the entry and stops
-sharing for that realm and rank in this process. A process that only loads is not protected.
+refresh shows a second copy of one's own chunk, with the own pack, once that is published. The
+first time for each realm, rank and writer, and every `EVERY`-th time after. A failed audit condemns
+the entry and stops sharing for that realm and rank in this process. A process that only loads is
+not protected.
 
 Runs on worker lanes; costs two operations where it looks. The comparison itself is in `audit`.
 """
@@ -16,6 +17,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 from sharedfs_backend.audit import AuditVerdict, compare
 from sharedfs_backend.context import Context
@@ -29,6 +31,7 @@ from sharedfs_backend.layout import (
     PackName,
 )
 from sharedfs_backend.ledger import Ledger
+from sharedfs_backend.packjob import PackJob
 from sharedfs_backend.puttask import Part, item_of
 from sharedfs_backend.realms import Realm
 from sharedfs_backend.runtime import Lane, LaneFull
@@ -59,23 +62,43 @@ class Auditor:
         self._stats = context.stats
         self._ledger = ledger
         self._lock = threading.Lock()
-        self._own: OrderedDict[Place, Copy] = OrderedDict()
+        self._own: OrderedDict[Place, Copy | None] = OrderedDict()  # None: being written
+        self._met: OrderedDict[Place, tuple[Pack, ChunkEntry]] = OrderedDict()
         self._seen: OrderedDict[Whom, int] = OrderedDict()
         self._judged: set[Whom] = set()
 
+    def begun(self, job: PackJob) -> None:
+        """This process is about to write these: copies published meanwhile are kept in mind."""
+        places = [(job.realm, job.layout, key) for key in job.keys]
+        with self._lock:
+            for place in places:
+                self._own.setdefault(place, None)
+            _shrink(self._own)
+        for place in places:  # published since the catalog was asked what is there
+            found = self._find(*place)
+            if found is not None:
+                self._meet(place, *found)
+
     def stored(self, commit: PackCommit) -> None:
-        """Remember what this process published."""
+        """Remember what this process published; compare it with what it met meanwhile."""
+        met: dict[Pack, tuple[ChunkEntry, Copy]] = {}  # one chunk of each pack
         with self._lock:
             for entry in commit.entries:
-                self._own[(commit.realm, commit.layout, entry.key)] = (commit.name, entry)
-            while len(self._own) > OWN_KEYS_MAX:
-                self._own.popitem(last=False)
+                place, own = (commit.realm, commit.layout, entry.key), (commit.name, entry)
+                self._own[place] = own
+                if place in self._met:
+                    pack, theirs = self._met.pop(place)
+                    met[pack] = (theirs, own)
+            _shrink(self._own)
+        for pack, (theirs, own) in met.items():
+            if self._is_due(pack.realm, pack.rank, pack.name.writer):
+                self._later(pack, theirs, own)
 
     def check_parts(self, realm: Realm, parts: Sequence[Part]) -> None:
         """At store time: parts that the catalog has already. Blocks on at most a few reads."""
         for part in parts:
             item = item_of(part)
-            found = self._find(realm, item.key, item.layout)
+            found = self._find(realm.digest, item.layout, item.key)
             if found is None:
                 continue
             pack, entry = found
@@ -102,13 +125,24 @@ class Auditor:
             entries = self._ledger.catalog.entries_of(pack.pack_id) or EMPTY_TABLE
             with self._lock:
                 twice = [
-                    (own, entry)
+                    (self._own[place], entry, place)
                     for entry in entries
-                    if (own := self._own.get((pack.realm, pack.layout, entry.key))) is not None
-                ][:1]
-            for own, entry in twice:
+                    if (place := (pack.realm, pack.layout, entry.key)) in self._own
+                ]
+            copies = [(own, entry) for own, entry, _ in twice if own is not None]
+            for _, entry, place in twice if not copies else ():
+                self._meet(place, pack, entry)
+            for own, entry in copies[:1]:
                 if self._is_due(pack.realm, pack.rank, pack.name.writer):
                     self._later(pack, entry, own)
+
+    def _meet(self, place: Place, pack: Pack, entry: ChunkEntry) -> None:
+        """Somebody else's copy of a chunk that is being written here."""
+        if self._ledger.is_own(pack.name.writer):
+            return
+        with self._lock:
+            self._met[place] = (pack, entry)
+            _shrink(self._met)
 
     def _later(self, pack: Pack, entry: ChunkEntry, own: Copy) -> None:
         def work() -> None:
@@ -122,10 +156,10 @@ class Auditor:
             self._stats.add("audits_skipped")
 
     def _find(
-        self, realm: Realm, key: bytes, layout: LayoutDescriptor
+        self, realm: bytes, layout: LayoutDescriptor, key: bytes
     ) -> tuple[Pack, ChunkEntry] | None:
         catalog = self._ledger.catalog
-        space = catalog.known_space(realm.digest, self._ledger.fingerprint(layout))
+        space = catalog.known_space(realm, self._ledger.fingerprint(layout))
         if space is None:
             return None
         found = catalog.locate(key, space, now=self._runtime.now())
@@ -183,3 +217,8 @@ class Auditor:
             pack.name.writer,
             report,
         )
+
+
+def _shrink(places: OrderedDict[Place, Any]) -> None:
+    while len(places) > OWN_KEYS_MAX:
+        places.popitem(last=False)

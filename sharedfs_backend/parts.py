@@ -182,6 +182,7 @@ class Parts:
             credits=self.credits,
             pack_bytes_max=self._pack_bytes_max,
             audit=self.auditor.check_parts if settings.audit else lambda realm, parts: None,
+            on_begun=self.auditor.begun if settings.audit else lambda job: None,
             on_refused=self._refused,
             on_stored=self._stored,
             on_unpublished=self.sweeper.withdraw,

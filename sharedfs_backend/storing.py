@@ -73,6 +73,7 @@ class Storer:
         credits: Credits,
         pack_bytes_max: Callable[[], int],
         audit: Callable[[Realm, list[Part]], None],
+        on_begun: Callable[[PackJob], None],
         on_refused: Callable[[Refusal], None],
         on_stored: Callable[[PackCommit], None],
         on_unpublished: Callable[[Sequence[PackCommit]], None],
@@ -91,6 +92,7 @@ class Storer:
         self._credits = credits
         self._pack_bytes_max = pack_bytes_max
         self._audit = audit
+        self._on_begun = on_begun
         self._on_refused = on_refused
         self._on_stored = on_stored
         self._on_unpublished = on_unpublished
@@ -152,6 +154,7 @@ class Storer:
         refusal: Refusal | None = Refusal.NO_SPACE
         try:
             job = self._job(realm, pack, writer)
+            self._on_begun(job)
             if not self._space.is_waiting(now):
                 refusal = self._credits.reserve(job.total_bytes, now)
         except Exception:  # a buffer that is no flat memory, say: the caller's mistake or ours
