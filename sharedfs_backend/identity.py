@@ -135,7 +135,7 @@ def _cached_digest(
     if found is not None:
         return found
     digest = digest_files(files)
-    newest = max(stamp[2] for stamp in files.stamps())
+    newest = max(max(mtime, ctime) for _, _, mtime, ctime, _ in files.stamps())
     if settled(newest, wall_ns()) and _cache_key(files) == key:
         cache.put(key, digest)
     return digest

@@ -67,10 +67,10 @@ class IdentityCache:
             path.unlink(missing_ok=True)
 
 
-def settled(newest_mtime_ns: int, now_ns: int) -> bool:
+def settled(newest_ns: int, now_ns: int) -> bool:
     """Whether files last changed then may be cached: a later change within one tick of a coarse
     file clock would leave the same times behind."""
-    return abs(now_ns - newest_mtime_ns) > _SETTLED_NS
+    return abs(now_ns - newest_ns) > _SETTLED_NS
 
 
 def _check(key: bytes, value: bytes) -> bytes:

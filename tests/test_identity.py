@@ -446,3 +446,14 @@ def test_an_adapter_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path / "missing", tmp_path):
         with pytest.raises(WeightsError):
             lora_digest(str(path))
+
+
+def test_files_put_there_a_moment_ago_with_old_times_are_not_cached_yet(tmp_path: Path) -> None:
+    """As a copy that keeps times does: a second one within the same tick would look the same."""
+    model, cache = write_model(tmp_path / "m"), tmp_path / "cache"
+    for path in model.iterdir():
+        os.utime(path, ns=(1, 1))
+    just_now = max(path.stat().st_ctime_ns for path in model.iterdir())
+    environ = {"XDG_CACHE_HOME": str(cache)}
+    assert model_identity(str(model), environ=environ, wall_ns=lambda: just_now).verified
+    assert not cache.exists()
