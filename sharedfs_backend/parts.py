@@ -369,6 +369,7 @@ class Parts:
             "catalog_refused_chunks": self.catalog.refused_chunks,
             "catalog_age_seconds": self.runtime.now() - self.refresher.last_good_pass_started,
             "refresh_passes": self.refresher.passes_done,
+            "piece_bytes": self.profile.piece_bytes,
             "live_bytes": usage.live_bytes,
             "dropped_bytes": usage.dropped_bytes,
             "orphan_bytes": usage.orphan_bytes,

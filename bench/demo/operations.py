@@ -16,7 +16,8 @@ from collections import Counter
 from bench.demo.client import Metrics
 
 METRIC = "sharedfs_pack_operations"
-PIECE_BYTES = 4 << 20  # The least that one read brings; a profile may say more.
+PIECE_BYTES = 4 << 20  # Of one read, unless the namespace's profile says otherwise.
+PIECE_GAUGE = "sharedfs_piece_bytes"
 PACK_BYTES_MAX = 64 << 20  # The least that a full pack holds; a profile may say more.
 
 
@@ -30,18 +31,28 @@ def read_operations(metrics: Metrics) -> Counter[str] | None:
     return counts
 
 
-def load_budget(packs: int, chunks: int, chunk_bytes: int) -> Counter[str]:
+def piece_bytes(metrics: Metrics) -> int:
+    """Returns how much one read brings here: smaller where an operation is a memory copy."""
+    known = [round(sample.value) for sample in metrics.select(PIECE_GAUGE)]
+    return known[0] if known else PIECE_BYTES
+
+
+def load_budget(
+    packs: int, chunks: int, chunk_bytes: int, one_read_bytes: int = PIECE_BYTES
+) -> Counter[str]:
     """Returns the most that loading `chunks` chunks that lie in `packs` packs may do."""
-    pieces = chunks * -(-chunk_bytes // PIECE_BYTES)
+    pieces = chunks * -(-chunk_bytes // one_read_bytes)
     return Counter(open=packs, read=pieces) if chunks else Counter()
 
 
-def store_budget(packs: int, chunks: int, chunk_bytes: int) -> Counter[str]:
+def store_budget(
+    packs: int, chunks: int, chunk_bytes: int, one_read_bytes: int = PIECE_BYTES
+) -> Counter[str]:
     """Returns the most that storing `chunks` chunks as `packs` packs may do.
 
     A pack's payload is written in pieces; its header and trailer take at most a write each.
     """
-    pieces = chunks * -(-chunk_bytes // PIECE_BYTES)
+    pieces = chunks * -(-chunk_bytes // one_read_bytes)
     return Counter(create=packs, write=pieces + 2 * packs, close=packs) if chunks else Counter()
 
 

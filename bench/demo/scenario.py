@@ -18,7 +18,14 @@ from dataclasses import dataclass, field
 from bench.demo.client import Completion, Metrics
 from bench.demo.expect import Expected, Ledger
 from bench.demo.fleet import FleetError, Replica, tail
-from bench.demo.operations import load_budget, over_budget, read_operations, store_budget
+from bench.demo.operations import (
+    PIECE_BYTES,
+    load_budget,
+    over_budget,
+    piece_bytes,
+    read_operations,
+    store_budget,
+)
 from bench.demo.prompts import tokens
 
 OUTPUT_TOKENS = 16
@@ -198,7 +205,8 @@ class Scenario:
         cold: Answer,
         packs_before: int,
     ) -> None:
-        allowed = budget(warm, packs_before, self.plan.chunk_bytes)
+        pieces = piece_bytes(replica.server_metrics())
+        allowed = budget(warm, packs_before, self.plan.chunk_bytes, pieces)
         row = Row(
             label=label,
             replica=replica.name,
@@ -217,13 +225,16 @@ class Scenario:
             self.say(f"FAILED: {label}: {failure}")
 
 
-def budget(answer: Answer, packs_before: int, chunk_bytes: int) -> Counter[str]:
+def budget(
+    answer: Answer, packs_before: int, chunk_bytes: int, one_read_bytes: int = PIECE_BYTES
+) -> Counter[str]:
     """Returns what one request may do: its load, its store, and the audits that met it.
 
     `packs_before` is how many packs the prompt's stored prefix was written as.
     """
-    load = load_budget(packs_before, answer.expected.chunks_loaded, chunk_bytes)
-    store = store_budget(answer.packs_stored, answer.expected.chunks_new, chunk_bytes)
+    load = load_budget(packs_before, answer.expected.chunks_loaded, chunk_bytes, one_read_bytes)
+    new = answer.expected.chunks_new
+    store = store_budget(answer.packs_stored, new, chunk_bytes, one_read_bytes)
     return load + store + load_budget(answer.audits, answer.audits, chunk_bytes)
 
 

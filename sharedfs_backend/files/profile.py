@@ -82,7 +82,8 @@ class Profile:
 
 
 POSIX = Profile()
-LOCAL = replace(POSIX, name="local", read_depth_max=8)
+# A page cache, where an operation is a memory copy: a piece stays in one core's own cache.
+LOCAL = replace(POSIX, name="local", piece_bytes=MIB, read_depth_max=8)
 # A rename there shows other clients a mixture, and times are cached: neither is an ability.
 # 1 MiB is the largest NFS request; the client splits a 4 MiB read into four in flight together.
 NFS = replace(
