@@ -54,6 +54,11 @@ class Process:
         self.opened_at = self.world.time
         self.fleet.opened(self)
         self.world.start(self.client, "chores", self._chores, tag="chores")
+        for number in range(1, self.fleet.scenario.requests):
+            self.world.start(self.client, f"serve{number}", self._serve, tag="serve")
+        self._serve()
+
+    def _serve(self) -> None:
         choice = self.world.random
         while self.fleet.serving and not self.closed:
             self.request(choice.choice(self.fleet.documents))

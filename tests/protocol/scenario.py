@@ -37,6 +37,7 @@ class Scenario:
     documents: int = 6
     chunks_max: int = 8
     think_seconds: float = 4.0
+    requests: int = 1  # of a process at once
     cap_bytes: int | None = None
     rates: Rates = field(default_factory=Rates)
     restart_seconds: float = 10.0

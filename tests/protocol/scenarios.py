@@ -100,10 +100,23 @@ PAUSING = replace(
     think_seconds=1.0,
     rates=Rates(freeze=0.2, freeze_seconds=(2.0, 11.0), at=(("write", "journals/"),)),
 )
+STALLING = replace(
+    SWEEPING,
+    seconds=200.0,
+    think_seconds=1.0,
+    rates=Rates(freeze=0.05, freeze_seconds=(60.0, 150.0), at=(("write", "journals/"),)),
+)
+OVERDUE = replace(
+    CALM,
+    seconds=60.0,
+    documents=40,
+    think_seconds=1.0,
+    rates=Rates(hang=0.3, hang_seconds=(4.0, 25.0), at=(("create", "packs/"),)),
+)
 FLOODING = replace(
     SWEEPING,
-    clients=3,
-    seconds=50.0,
+    requests=6,
+    seconds=40.0,
     documents=300,
     chunks_max=12,
     cap_bytes=5 << 20,
@@ -118,7 +131,16 @@ INHERITING = replace(
     leftover_bytes=5 << 20,
     rates=Rates(hang=0.05, hang_seconds=(0.2, 2.0), at=(("list", "packs/"),)),
 )
-FORGETTING = replace(CALM, journal_loss_rate=0.1, graceful_rate=0.0, documents=30)
+LINGERING = replace(
+    CALM,
+    documents=150,
+    think_seconds=0.5,
+    restart_seconds=2.0,
+    rates=Rates(
+        kill=0.01, hang=0.9, hang_seconds=(3.0, 4.8), at=(("write", "packs/"), ("close", "packs/"))
+    ),
+)
+FORGETTING = replace(CALM, journal_loss_rate=0.1, graceful_rate=0.0, documents=30, eager=False)
 VANDALISED = replace(FREEZING, vandal_rate=0.2, cap_bytes=6 << 20, documents=30)
 
 SCENARIOS: dict[str, Scenario] = {
@@ -135,8 +157,11 @@ SCENARIOS: dict[str, Scenario] = {
     "slow": SLOW,
     "tearing": TEARING,
     "pausing": PAUSING,
+    "stalling": STALLING,
+    "overdue": OVERDUE,
     "flooding": FLOODING,
     "inheriting": INHERITING,
+    "lingering": LINGERING,
     "forgetting": FORGETTING,
     "vandalised": VANDALISED,
 }

@@ -87,8 +87,15 @@ def stops(fs: str, seed: int, stride: int) -> tuple[list[Stop], Fleet]:
 
 
 def reopened(stop: Stop, fs: str, seed: int) -> list[str]:
-    """What is wrong with a crashed disk once a fresh process has opened it."""
-    fleet = Fleet(replace(SCRIPT, fs=fs, damaged=True), seed, disk=stop.disk)
+    """What is wrong with a crashed disk once a fresh process has opened it.
+
+    Half of the processes have room, and must be able to store again; to the others the old cap
+    applies: below it may be no room left, but it must hold whatever was damaged."""
+    assert SCRIPT.cap_bytes is not None
+    has_room = stop.number % 2 == 0
+    cap_bytes = SCRIPT.cap_bytes * (4 if has_room else 1)
+    scenario = replace(SCRIPT, fs=fs, damaged=True, cap_bytes=cap_bytes)
+    fleet = Fleet(scenario, seed, disk=stop.disk)
     world = fleet.world
 
     def check() -> None:
@@ -103,7 +110,7 @@ def reopened(stop: Stop, fs: str, seed: int) -> list[str]:
             world.start(None, "check", check)
             world.run(500.0)
             fleet.lender.check()
-            if not fleet.counts_of("loaded", "stored"):
+            if has_room and not fleet.counts_of("loaded", "stored"):
                 fleet.disk.violate("nothing can be stored or loaded any more")
         except SimProblem as problem:
             fleet.disk.violations.append(str(problem))

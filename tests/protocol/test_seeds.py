@@ -14,10 +14,11 @@ from dataclasses import fields
 import pytest
 
 from sharedfs_backend.rules import Rules
-from tests.protocol.catches import CATCHES, UNCAUGHT
+from tests.protocol.catches import CATCHES
 from tests.protocol.scenarios import SCENARIOS
 
-SEEDS_EACH = 40
+SEEDS_EACH = int(os.environ.get("SHAREDFS_SEEDS_EACH", "12"))
+"""Of each scenario; the nightly run takes hundreds."""
 CATCH_SECONDS = 60
 """Within which a missing rule must be found."""
 
@@ -43,8 +44,8 @@ def test_seeds_of_a_scenario_hold_every_invariant(scenario: str) -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-def test_every_rule_is_caught_or_accounted_for() -> None:
-    assert {field.name for field in fields(Rules)} == CATCHES.keys() | UNCAUGHT.keys()
+def test_every_rule_is_caught_somewhere() -> None:
+    assert {field.name for field in fields(Rules)} == CATCHES.keys()
 
 
 @pytest.mark.slow

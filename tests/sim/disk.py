@@ -22,6 +22,10 @@ ONCE = ("packs/", "journals/", "snapshots/", "settings/")
 """Directories in which a name belongs to one writer and is never used again (I1)."""
 
 
+REBOOT_SECONDS = 300.0
+"""From a crash of every machine until somebody looks at what it left."""
+
+
 @dataclass(slots=True)
 class Write:
     """One write as the servers took it."""
@@ -178,7 +182,8 @@ class Disk:
         for path, node in self.nodes.items():
             if not node.settled and node.unsettled and choice.random() < 0.1:
                 continue  # not even its creation survived
-            made = Inode(node.number, path, node.creator, 0.0, closed=True, doomed=node.doomed)
+            made = Inode(node.number, path, node.creator, -REBOOT_SECONDS, closed=True)
+            made.doomed = node.doomed
             made.data = after_crash(node, self.quirks.unsettled, choice)
             made.settled = bytes(made.data)
             copy.nodes[path] = made
