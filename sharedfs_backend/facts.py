@@ -42,6 +42,7 @@ class WriterView:
 
     writer: str
     covered: int = 0
+    nbytes: int = 0
     ended: bool = False
     vanished: bool = False
     unreadable: bool = False

@@ -81,7 +81,7 @@ class Ledger:
             view = self._view(writer, now)
             for next_offset, records in entries:
                 if next_offset > view.covered:
-                    self._bytes.journal_bytes += next_offset - view.covered
+                    self._grow(view, next_offset)
                     view.covered = next_offset
                     view.last_change = now
                 for record in records:
@@ -130,7 +130,8 @@ class Ledger:
         if pack is None:
             pack = Pack(name, first_seen=now)
             self._packs[name] = pack
-            self._bytes.orphan_bytes -= self._orphans.pop(name, 0)
+            pack.total_bytes = self._orphans.pop(name, 0)
+            self._bytes.orphan_bytes -= pack.total_bytes
         return pack
 
     def _commit(self, commit: PackCommit, writer: str, now: float) -> Pack | None:
@@ -140,6 +141,7 @@ class Ledger:
         revivable = not self._rules.drop_is_for_ever and not pack.gone
         if pack.committed and not (revivable and pack.dropped):
             return None
+        self._recount_dropped(pack, -1)
         pack.committed = True
         pack.realm, pack.layout, pack.rank = commit.realm, commit.layout, commit.rank
         pack.version, pack.total_bytes = commit.version, commit.total_bytes
@@ -163,9 +165,15 @@ class Ledger:
         self._pending[name] = pack
         if pack.committed:
             self._bytes.live_bytes -= pack.total_bytes
-            self._bytes.dropped_bytes += pack.total_bytes
+        self._bytes.dropped_bytes += pack.total_bytes
         self._index.remove(pack)
         return pack
+
+    def _recount_dropped(self, pack: Pack, sign: int) -> None:
+        """Take out, or put back, what a pack counts as that was dropped before it was committed:
+        until its commit is read, no record says how long its file is."""
+        if pack.dropped and not pack.gone and not pack.committed:
+            self._bytes.dropped_bytes += sign * pack.total_bytes
 
     def _gone(self, name: PackName, now: float) -> Pack | None:
         """The pack, if it was not known as dropped."""
@@ -173,7 +181,7 @@ class Ledger:
         if pack.gone:
             return None
         is_news = not pack.dropped
-        if pack.committed and pack.dropped:
+        if pack.dropped:
             self._bytes.dropped_bytes -= pack.total_bytes
         elif pack.committed:
             self._bytes.live_bytes -= pack.total_bytes
@@ -222,8 +230,10 @@ class Ledger:
     def _adopt_facts(self, rows: PackRows, row: int, name: PackName, now: float) -> Pack:
         pack = self._pack(name, now)
         realm, layout = int(rows.realm_index[row]), int(rows.layout_index[row])
+        self._recount_dropped(pack, -1)
         pack.total_bytes = max(pack.total_bytes, int(rows.total_bytes[row]))
         if realm < 0 or layout < 0:
+            self._recount_dropped(pack, +1)
             return pack
         pack.realm, pack.layout = rows.realms[realm], rows.layouts[layout]
         pack.rank, pack.version = int(rows.ranks[row]), int(rows.versions[row])
@@ -247,10 +257,16 @@ class Ledger:
     def _cover(self, writer: str, coverage: Coverage, now: float) -> None:
         view = self._view(writer, now)
         if coverage.offset > view.covered:
-            if not view.vanished:
-                self._bytes.journal_bytes += coverage.offset - view.covered
+            self._grow(view, coverage.offset)
             view.covered = coverage.offset
         view.ended = view.ended or coverage.ended
+
+    def _grow(self, view: WriterView, nbytes: int) -> None:
+        """Its journal is at least so long, readable or not."""
+        if nbytes > view.nbytes:
+            if not view.vanished:
+                self._bytes.journal_bytes += nbytes - view.nbytes
+            view.nbytes = nbytes
 
     # -- writers -----------------------------------------------------------------------------
 
@@ -291,12 +307,13 @@ class Ledger:
             return True
         return view.last_polled - view.last_change >= self._lease_seconds
 
-    def polled(self, writer: str, now: float) -> None:
-        """Its journal was just read to its end."""
+    def polled(self, writer: str, now: float, nbytes: int = 0) -> None:
+        """Its journal was just read to its end at `nbytes`; damaged or not, they count."""
         with self.lock:
             view = self._writers.get(writer)
             if view is not None:
                 view.last_polled = now
+                self._grow(view, nbytes)
 
     def live_writers(self, current: str | None) -> list[str]:
         """Ids that may still write, lowest first; `current` is this process's own, if any."""
@@ -334,7 +351,7 @@ class Ledger:
             view = self._writers.get(writer)
             if view is not None and not view.vanished:
                 view.vanished = True
-                self._bytes.journal_bytes -= view.covered
+                self._bytes.journal_bytes -= view.nbytes
 
     def forget_writer(self, writer: str) -> None:
         with self.lock:
@@ -399,9 +416,14 @@ class Ledger:
             )
 
     def see_orphan(self, name: PackName, total_bytes: int) -> None:
-        """A file below packs/ that no record names yet; it counts towards usage."""
+        """A file below packs/ that no record names yet, or only a drop; it counts towards usage."""
         with self.lock:
-            if name not in self._packs and name not in self._orphans:
+            pack = self._packs.get(name)
+            if pack is not None and not pack.committed:
+                self._recount_dropped(pack, -1)
+                pack.total_bytes = total_bytes
+                self._recount_dropped(pack, +1)
+            elif pack is None and name not in self._orphans:
                 self._orphans[name] = total_bytes
                 self._bytes.orphan_bytes += total_bytes
 

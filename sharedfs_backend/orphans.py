@@ -128,7 +128,7 @@ class OrphanPass:
                     continue
                 return self._abort(failure)
             self._found += [
-                name for name in recognised(PackName.parse, names) if not self._is_named(name)
+                name for name in recognised(PackName.parse, names) if not self._is_counted(name)
             ]
         if not self._directories:
             self._listed_at = self._runtime.now()
@@ -158,12 +158,13 @@ class OrphanPass:
         now = self._runtime.now()
         for _ in range(min(ACTIONS_A_STEP, len(self._found))):
             name = self._found.pop()
-            is_named = self._is_named(name) and self._rules.orphans_reread_first
-            if is_named or self._ledger.is_own(name.writer):
+            is_judged = self._rules.orphans_reread_first
+            if (is_judged and self._is_counted(name)) or self._ledger.is_own(name.writer):
                 continue
             try:
                 self._ledger.see_orphan(name, self._files.size(name.path))
-                self._unnamed[name] = self._unnamed_since.get(name, now)
+                if not (is_judged and self._is_named(name)):
+                    self._unnamed[name] = self._unnamed_since.get(name, now)
             except FileFailure as failure:
                 if failure.kind is not FailureKind.MISSING:
                     return self._abort(failure)
@@ -191,6 +192,12 @@ class OrphanPass:
         if pack is None:
             return False
         return self._rules.orphans_respect_snapshots or not pack.snapshotted
+
+    def _is_counted(self, name: PackName) -> bool:
+        """A record says how long the file is, or that it is gone. A drop alone does not: its
+        commit may be lost in a damaged journal."""
+        pack = self._ledger.pack(name)
+        return self._is_named(name) and pack is not None and (pack.committed or pack.gone)
 
     def _may_touch(self, name: PackName, since: float, now: float) -> bool:
         if not self._rules.orphans_of_the_dead_only:

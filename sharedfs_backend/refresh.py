@@ -222,7 +222,7 @@ class Refresher:
         if data:
             self._take(writer, offset, data)
         if data is not None:
-            self._ledger.polled(writer, self._runtime.now())
+            self._ledger.polled(writer, self._runtime.now(), offset + len(data))
 
     def _read_on(self, handle: object, offset: int) -> bytes:
         """What is there from `offset` on. Reads beyond the first are paid for afterwards."""

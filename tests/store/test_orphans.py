@@ -95,3 +95,25 @@ def test_a_journal_lost_for_good_holds_up_orphan_passes_for_a_while_only(tmp_pat
     assert client.store.parts.refresher.is_awaiting
     client.pass_time(AWAIT_SECONDS + 10.0)
     assert not client.store.parts.refresher.is_awaiting
+
+
+def test_bytes_of_a_damaged_journal_and_of_a_pack_only_its_drop_names_are_counted(
+    tmp_path: Path,
+) -> None:
+    """A crash may keep a drop record and lose the commit before it (I5): the cap still holds."""
+    crashed = Client(tmp_path, 1)
+    crashed.put(chunks_of(2))
+    (name,) = (pack.name for pack in crashed.store.parts.ledger.packs())
+    (path,) = (tmp_path / "journals").iterdir()
+    crashed.store.parts.sweeper.drop([name])
+    data = bytearray(path.read_bytes())
+    data[4096:-4096] = bytes(len(data) - 8192)
+    path.write_bytes(data + b"torn" * 1024)
+    client = Client(tmp_path, 2, cap_bytes=1 << 30)
+    client.pass_time(8.0)
+    stats = client.store.stats()
+    assert stats["journal_bytes"] == path.stat().st_size
+    assert stats["dropped_bytes"] == (tmp_path / name.path).stat().st_size
+    assert stats["orphan_bytes"] == stats["live_bytes"] == 0
+    client.pass_time(130.0)
+    assert client.store.stats()["dropped_bytes"] == 0 and not (tmp_path / name.path).exists()
