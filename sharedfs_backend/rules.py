@@ -35,19 +35,21 @@ class Rules:
     new_writer_lists_packs: bool = True
     """Else the orphans of the dead are missing from a new writer's idea of usage."""
     orphans_reread_first: bool = True
-    """Else a pack committed after the listing began is taken for an orphan."""
+    """Else, judged at once by what was known when the listing began, a pack committed meanwhile is
+    taken for an orphan."""
     orphans_respect_snapshots: bool = True
     """Else a pack whose journal was retired is taken for an orphan."""
     orphans_of_the_dead_only: bool = True
     """Else a pack being written is unlinked under its writer."""
     snapshots_cover_all: bool = True
-    """Else a retired journal takes the packs of unopened realms with it."""
+    """Else a retired journal takes the packs of realms with it that the merging process does not
+    store in."""
     readers_merge_all_snapshots: bool = True
     """Else what only an older snapshot holds is lost when its journals go."""
     adopting_never_revives: bool = True
     """Else a snapshot gathered before a drop brings the dropped pack back."""
     snapshot_outlived_by_verified_successor: bool = True
-    """Else a torn successor replaces the only good snapshot."""
+    """Else a torn successor, never read back, replaces the only good snapshot."""
     journal_retired_when_covered: bool = True
     """Else the uncovered end of a dead writer's journal is lost."""
     journal_retired_when_dead: bool = True
