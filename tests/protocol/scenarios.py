@@ -28,7 +28,7 @@ CAPPED = replace(FREEZING, cap_bytes=4 << 20, documents=60, think_seconds=1.5)
 CROWDED = replace(CAPPED, clients=8, cap_bytes=8 << 20, seconds=60.0)
 RESTARTING = replace(
     CALM,
-    seconds=250.0,
+    seconds=180.0,
     think_seconds=8.0,
     restart_seconds=4.0,
     graceful_rate=0.2,
@@ -62,6 +62,7 @@ SWEEPING = replace(
 )
 ORPHANING = replace(
     SWEEPING,
+    seconds=45.0,
     rates=Rates(kill=0.06, at=(("close", "packs/"), ("write", "packs/"))),
 )
 SNAPPING = replace(
@@ -116,7 +117,7 @@ OVERDUE = replace(
 FLOODING = replace(
     SWEEPING,
     requests=6,
-    seconds=40.0,
+    seconds=25.0,
     documents=300,
     chunks_max=12,
     cap_bytes=5 << 20,

@@ -10,7 +10,7 @@ from tests.protocol.stop_anywhere import reopened, stops
 from tests.sim.quirks import names
 
 # Every operation in the nightly run; a different share of them on each file system otherwise.
-STRIDE = int(os.environ.get("SHAREDFS_STOP_STRIDE", "17"))
+STRIDE = int(os.environ.get("SHAREDFS_STOP_STRIDE", "31"))
 
 
 @pytest.mark.slow
