@@ -6,6 +6,7 @@ With `--raise` it fails by itself as soon as they run.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -33,6 +34,7 @@ def stub_fleet(logs: Path) -> Fleet:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it
     with stub_fleet(Path(sys.argv[1])) as running:
         replicas = running.start(ReplicaSpec("A", Path("m")), ReplicaSpec("B", Path("m")))
         pids = [pid for replica in replicas for pid in replica.pids.values()]

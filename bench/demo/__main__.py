@@ -37,6 +37,8 @@ def demo(
 ) -> None:
     """Shows two replicas sharing KV through one directory (NAMESPACE, or one below .demo/)."""
     console = Console(width=None if sys.stdout.isatty() else 120)
+    # Also where a shell started us in the background, which ignores SIGINT for its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGHUP, _terminate)
     try:
