@@ -4,9 +4,10 @@ Between two complete passes over all writers' journals a writer stores at most
 (cap - reserve - usage) / (2 x writers), counting what it has in flight. Two, because between two
 of my passes every other writer may use one credit granted before mine and one after. The reserve
 is one in-flight maximum for each writer that is not known to have settled: a slow write may land
-after everybody else has filled what it was granted from. The cap may be approached slowly; it is
-never overrun. When a store finds no credit it is dropped, counted, and asks for a sweep whatever
-the watermark says: without this, writers just below the watermark starve each other.
+after everybody else has filled what it was granted from; and as much as all journals and snapshots
+hold, since those are written without credit. The cap may be approached slowly; it is never overrun.
+When a store finds no credit it waits, or is dropped, counted, and asks for a sweep whatever the
+watermark says: without this, writers just below the watermark starve each other.
 
 `share` and `low_watermark_bytes` are pure; `Credits` is a lock around two numbers.
 """
@@ -56,9 +57,11 @@ def share(cap_bytes: int, usage_bytes: int, crowd: Crowd) -> int:
     return min(flight, max(0, free // (2 * max(1, crowd.live))))
 
 
-def low_watermark_bytes(cap_bytes: int, ratio: float, crowd: Crowd) -> int:
-    """Where a sweep stops: low enough that every writer's share then holds a full in-flight."""
-    reserve = (crowd.unsettled + 2 * crowd.live) * in_flight_bytes_max(cap_bytes)
+def low_watermark_bytes(cap_bytes: int, ratio: float, crowd: Crowd, merge_bytes: int = 0) -> int:
+    """Where a sweep stops: low enough that every writer's share then holds a full in-flight.
+
+    `merge_bytes`: room that is kept for one more snapshot."""
+    reserve = (crowd.unsettled + 2 * crowd.live) * in_flight_bytes_max(cap_bytes) + merge_bytes
     return max(0, min(int(cap_bytes * ratio), cap_bytes - reserve))
 
 

@@ -52,6 +52,10 @@ class WriterView:
     """When its journal was last read without an error: silence is only what was listened to."""
 
 
+MERGE_SLACK_BYTES = 16 << 10
+"""Of a snapshot's own framing, and of the small files nobody counts."""
+
+
 @dataclass(slots=True)
 class BytesKnown:
     """Bytes below the root as far as this process knows."""
@@ -61,6 +65,12 @@ class BytesKnown:
     orphan_bytes: int = 0
     journal_bytes: int = 0
     snapshot_bytes: int = 0
+
+    @property
+    def merge_bytes(self) -> int:
+        """Room for what may be written beside them without credit: all journals and snapshots
+        merged into one more snapshot, or said again in a new journal."""
+        return self.journal_bytes + self.snapshot_bytes + MERGE_SLACK_BYTES
 
     @property
     def total_bytes(self) -> int:

@@ -241,7 +241,8 @@ class Parts:
             return
         if self.ledger.unreadable_writers() or self.snapshots.newer:
             return  # not complete: what a later version stored is not counted
-        granted = share(cap, self.ledger.usage().total_bytes, self.sweeper.crowd())
+        usage = self.ledger.usage()
+        granted = share(cap, usage.total_bytes + usage.merge_bytes, self.sweeper.crowd())
         self.credits.grant(granted, started, self.refresher.pass_seconds)
         self.storer.retry()
 

@@ -120,7 +120,8 @@ class Sweeper:
         return Crowd(max(1, live), max(1, self._ledger.unsettled_writers(self._settled())))
 
     def low_bytes(self, cap_bytes: int) -> int:
-        return low_watermark_bytes(cap_bytes, self._low_ratio, self.crowd())
+        merge_bytes = self._ledger.usage().merge_bytes
+        return low_watermark_bytes(cap_bytes, self._low_ratio, self.crowd(), merge_bytes)
 
     def victims(self, bytes_to_free: int, now: float) -> list[PackName]:
         """Names to drop, least valuable first."""

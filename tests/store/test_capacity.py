@@ -39,6 +39,14 @@ def test_after_a_sweep_every_writers_share_is_a_whole_in_flight(cap: int, writer
     assert share(cap, low, Crowd(writers, writers)) == flight
 
 
+@given(cap=st.integers(1 << 26, 1 << 50), merge=st.integers(0, 1 << 24))
+def test_below_the_low_watermark_there_is_room_for_one_more_snapshot(cap: int, merge: int) -> None:
+    crowd = Crowd(2, 3)
+    low = low_watermark_bytes(cap, 0.8, crowd, merge)
+    each = share(cap, low + merge, crowd)
+    assert low + 2 * crowd.live * each + crowd.unsettled * in_flight_bytes_max(cap) + merge <= cap
+
+
 def test_a_credit_is_spent_once_and_refused_when_stale_or_too_small() -> None:
     credits = Credits(pass_seconds=1.0)
     credits.cap(True)
