@@ -13,7 +13,7 @@ CATCHES: dict[str, tuple[str, str, str]] = {
     "renewal_republishes": ("forgetting", "posix", "0:20"),
     "gate_copies": ("faulty", "posix", "0:20"),
     "drop_before_unlink": ("sweeping", "posix", "0:20"),
-    "drop_is_for_ever": ("sweeping", "posix", "0:20"),
+    "drop_is_for_ever": ("crowded", "posix", "0:20"),
     "credits_bound_stores": ("sweeping", "posix", "0:20"),
     "in_flight_counts": ("flooding", "posix", "0:20"),
     "new_writer_lists_packs": ("inheriting", "posix", "0:20"),

@@ -116,15 +116,16 @@ OVERDUE = replace(
 )
 FLOODING = replace(
     SWEEPING,
-    requests=6,
+    clients=6,
+    requests=8,
     seconds=25.0,
-    documents=300,
+    documents=600,
     chunks_max=12,
-    cap_bytes=5 << 20,
+    cap_bytes=16 << 20,
     think_seconds=0.05,
     graceful_rate=0.0,
-    write_workers=24,
-    rates=Rates(hang=0.9, hang_seconds=(2.0, 4.5), at=(("create", "packs/"),)),
+    write_workers=40,
+    rates=Rates(hang=1.0, hang_seconds=(3.0, 4.6), at=(("create", "packs/"),)),
 )
 INHERITING = replace(
     SWEEPING,
