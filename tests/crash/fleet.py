@@ -21,10 +21,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sharedfs_backend import tools
 from tests.crash.work import CAP_BYTES, settings_for
 
+START_SECONDS = 120.0
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -110,16 +112,18 @@ class Slot:
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            said = json.loads(line)
-            now = time.monotonic()
-            if "dropping" in said:
-                for path in said["dropping"]:
-                    self._dropped_at.setdefault(path, said["at"])
-                continue
-            if "missing" in said:
-                self._missing.append((said["missing"], said["began"]))
-                continue
+        with process.stdout:
+            for line in process.stdout:
+                self._hear(json.loads(line))
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if "dropping" in said:
+            for path in said["dropping"]:
+                self._dropped_at.setdefault(path, said["at"])
+        elif "missing" in said:
+            self._missing.append((said["missing"], said["began"]))
+        else:
             if said["counts"].get("stored", 0) > self._last.get("counts", {}).get("stored", 0):
                 self.stored_at = now
             self.quiet_seconds_max = max(self.quiet_seconds_max, now - self.stored_at)
@@ -127,9 +131,14 @@ class Slot:
 
     def _read_errors(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None
-        for line in process.stderr:
-            if "Traceback" in line or self.stderr.count("\n") < 200:
-                self.stderr += line
+        with process.stderr:
+            for line in process.stderr:
+                if "Traceback" in line or self.stderr.count("\n") < 200:
+                    self.stderr += line
+
+    @property
+    def has_spoken(self) -> bool:
+        return bool(self._last)
 
     def kill(self) -> None:
         """kill -9; what it had said last is kept."""
@@ -153,6 +162,13 @@ class Slot:
                 self.misses[name] += int(value)
 
 
+def wait_for_all(slots: list[Slot]) -> None:
+    """Until every process has said something: on a busy machine a start takes a while."""
+    end = time.monotonic() + START_SECONDS
+    while any(not slot.has_spoken for slot in slots) and time.monotonic() < end:
+        time.sleep(0.1)
+
+
 def run(
     root: Path, seconds: float, processes: int, kill_every: float, seed: int, mode: str
 ) -> Outcome:
@@ -166,6 +182,7 @@ def run(
     slots = [
         Slot(root, seed * 100 + number, mode, dropped_at, missing) for number in range(processes)
     ]
+    wait_for_all(slots)
     start = time.monotonic()
     next_kill = start + kill_every if kill_every else float("inf")
     while time.monotonic() - start < seconds:
