@@ -47,9 +47,9 @@ def test_an_interrupted_demo_leaves_nothing_behind(
         time.sleep(0.2)
     assert len(sessions) == 5  # Two servers, two engines, the keeper.
     demo.send_signal(signum)
-    output = demo.stdout.read()
+    with demo.stdout:
+        output = demo.stdout.read()
     assert demo.wait(120) == 130
-    demo.stdout.close()
     assert b"stopped" in output
     assert members(sessions) == []
     assert not [path for path in segments if os.path.exists(path)]
