@@ -222,11 +222,12 @@ class Loader:
         loaded_bytes = loaded = 0
         worked: set[int] = set()
         suspended: set[int] = set()
-        for (index, pack_id), miss in zip(places, read.outcomes, strict=True):
+        outcomes = zip(places, read.reads, read.outcomes, strict=True)
+        for (index, pack_id), wanted, miss in outcomes:
             if miss is None:
                 task.results[index] = True
                 loaded += 1
-                loaded_bytes += items[index].buffer.nbytes
+                loaded_bytes += wanted.length
                 worked.add(pack_id)
                 continue
             self._missed(task, (index,), miss.kind.value)

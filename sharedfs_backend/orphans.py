@@ -27,7 +27,7 @@ from sharedfs_backend.layout import (
     pack_shard_dirs,
 )
 from sharedfs_backend.ledger import Ledger
-from sharedfs_backend.packcheck import read_header
+from sharedfs_backend.packcheck import commit_of, read_header
 from sharedfs_backend.publisher import Publisher
 from sharedfs_backend.refresh import Refresher
 from sharedfs_backend.snapshots import SnapshotReader, recognised
@@ -240,15 +240,7 @@ class OrphanPass:
             ) from None
         except FormatError:
             return None
-        return PackCommit(
-            name=name,
-            realm=header.realm,
-            layout=header.layout,
-            rank=header.rank,
-            version=header.version,
-            total_bytes=header.total_bytes,
-            entries=header.entries,
-        )
+        return commit_of(name, header)
 
     def _publish(self, commits: list[PackCommit], gone: list[PackName]) -> None:
         if commits:

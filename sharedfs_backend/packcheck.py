@@ -12,6 +12,7 @@ from sharedfs_backend.layout import (
     HEADER_SIZE_HINT,
     TRAILER_BYTES,
     BadValue,
+    PackCommit,
     PackHeader,
     PackName,
     Seal,
@@ -56,3 +57,16 @@ def read_header(files: Files, seal: Seal, name: PackName) -> PackHeader:
     if not header.belongs_to(name, seal):
         raise BadValue("the name belongs to other content")
     return header
+
+
+def commit_of(name: PackName, header: PackHeader) -> PackCommit:
+    """The commit record that a pack should have had, from its own header."""
+    return PackCommit(
+        name=name,
+        realm=header.realm,
+        layout=header.layout,
+        rank=header.rank,
+        version=header.version,
+        total_bytes=header.total_bytes,
+        entries=header.entries,
+    )

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from sharedfs_backend.exceptions import NamespaceError
 from sharedfs_backend.files import FailureKind, FileFailure
@@ -28,7 +28,7 @@ from sharedfs_backend.layout import (
 )
 from sharedfs_backend.namespace import change_settings
 from sharedfs_backend.orphans import Phase
-from sharedfs_backend.packcheck import read_header
+from sharedfs_backend.packcheck import commit_of, read_header
 from sharedfs_backend.parts import Parts
 from sharedfs_backend.settings import Settings
 from sharedfs_backend.snapshots import recognised
@@ -227,7 +227,7 @@ def reindex(settings: Settings, *, progress: Progress = lambda done, total: None
         commits: list[PackCommit] = []
         for done, name in enumerate(sorted(names)):
             progress(done, len(names))
-            commit = _commit_of(parts, name, report)
+            commit = _examine(parts, name, report)
             if commit is not None:
                 commits.append(commit)
             if len(commits) == COMMITS_AT_ONCE:
@@ -242,7 +242,7 @@ def _is_named(parts: Parts, name: PackName) -> bool:
     return known is not None and (known.committed or known.dropped)
 
 
-def _commit_of(parts: Parts, name: PackName, report: Report) -> PackCommit | None:
+def _examine(parts: Parts, name: PackName, report: Report) -> PackCommit | None:
     try:
         header = read_header(parts.watched, parts.seal, name)
     except FormatError as error:
@@ -251,15 +251,7 @@ def _commit_of(parts: Parts, name: PackName, report: Report) -> PackCommit | Non
     except FileFailure as failure:
         report.problem(name.path, "unreadable", str(failure))
         return None
-    return PackCommit(
-        name=name,
-        realm=header.realm,
-        layout=header.layout,
-        rank=header.rank,
-        version=header.version,
-        total_bytes=header.total_bytes,
-        entries=header.entries,
-    )
+    return commit_of(name, header)
 
 
 def _adopt(parts: Parts, commits: list[PackCommit], report: Report) -> None:
@@ -376,8 +368,3 @@ def _clear_orphans(parts: Parts, wait: Callable[[float], None]) -> None:
             if parts.runtime.now() - start > CURRENT_SECONDS:
                 return
         _pass_time(parts, parts.settings.lease_seconds * 1.05, wait, lambda done, total: None)
-
-
-def with_root(settings: Settings, root: str) -> Settings:
-    """The same settings for another root."""
-    return replace(settings, root=root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sharedfs_backend.store import LoadItem
 from tests.store.inline import KIB, MIB, Client, chunks_of, items_of, layout_of
 
 NEVER_ON_A_REQUEST = {"stat", "list", "unlink", "mkdir", "flush"}
@@ -102,3 +103,14 @@ def test_a_refresh_costs_two_listings_and_three_operations_for_each_other_writer
     writers[0].counting.reset()
     writers[0].refresh()
     assert writers[0].ops() == {"list": 2, "open": 3, "read": 3, "close": 3}
+
+
+def test_a_load_into_a_larger_buffer_counts_the_bytes_that_came(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    chunks = chunks_of(1, 8 * KIB)
+    client.put(chunks)
+    (key,) = chunks
+    item = LoadItem(key, memoryview(bytearray(16 * KIB)), layout_of(chunks), exact=False)
+    task = client.store.submit_load([item])
+    assert task.results == [True]
+    assert task.bytes_loaded == client.store.stats()["bytes_loaded"] == 8 * KIB
