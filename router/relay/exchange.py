@@ -1,0 +1,113 @@
+"""Exchange: the contract between the relay, which moves bytes, and whoever decides where they go.
+
+The relay calls a `Director` once for each request, when its body is complete, and then tells the
+`Exchange` it got what happens, in the order of `Exchange`'s methods. Exactly one of `ended`,
+`broken`, `abandoned`, or a `failed` that answers with a `Reply` is the last call. Times are seconds
+of one monotonic clock. All calls come on the event loop's thread.
+
+It must not know replicas' names for load, prefixes or policies, and does no I/O.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+Header = tuple[bytes, bytes]
+"""Name and value as bytes; names of parsed requests are in lower case."""
+
+
+@dataclass(slots=True)
+class Request:
+    """A request as it came. `body` holds the pieces received, in order, never joined by the relay."""
+
+    method: bytes
+    target: bytes
+    headers: Sequence[Header]
+    body: list[bytes] = field(default_factory=list)
+    body_bytes: int = 0
+    received_at: float = 0.0
+    client: str = ""
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header, by its name in lower case."""
+        return next((value for known, value in self.headers if known == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer the router gives itself."""
+
+    status: int
+    body: bytes = b""
+    headers: tuple[Header, ...] = ((b"content-type", b"application/json"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Where to send the request, and what to add."""
+
+    host: str
+    port: int
+    is_tls: bool = False
+    path_prefix: bytes = b""
+    """Put before the request's target (a replica's URL may have a path)."""
+    request_headers: tuple[Header, ...] = ()
+    """Replace the request's own of the same name, or are added (the replicas' key)."""
+    response_headers: tuple[Header, ...] = ()
+    """Added to the answer (why this replica)."""
+    body: tuple[bytes, ...] | None = None
+    """Sent instead of the request's body, where the decision had to change it."""
+    first_byte_seconds_max: float | None = None
+    """Without an answer's head for this long the attempt has failed; None waits for ever."""
+
+
+class Failure(enum.Enum):
+    """Why an attempt came to nothing before its first byte reached the client."""
+
+    CONNECT = "connect"  # no connection
+    CLOSED = "closed"  # closed or reset before a whole response head
+    MALFORMED = "malformed"  # what came was not HTTP
+    TIMEOUT = "timeout"  # first_byte_seconds_max passed
+
+
+class Exchange(Protocol):
+    """One request on its way. `attempt` is where it goes first."""
+
+    attempt: Attempt
+
+    def sent(self, now: float) -> None:
+        """The request's last byte was handed to the connection of the current attempt."""
+
+    def head(self, status: int, headers: Sequence[Header], now: float) -> Attempt | None:
+        """A response head is here and nothing of it was passed on. Another attempt to make
+        instead (this one's connection is dropped), or None: pass it on."""
+
+    def first_byte(self, now: float) -> None:
+        """The first byte of the response's body is on its way to the client. From here on there
+        is no retry."""
+
+    def failed(self, failure: Failure, detail: str, now: float) -> Attempt | Reply:
+        """The attempt failed before a response head was passed on: the next one, or the answer."""
+
+    def ended(self, now: float, tail: bytes) -> None:
+        """The whole response was relayed; `tail` is the last of its body, at most 4 KiB."""
+
+    def broken(self, now: float) -> None:
+        """The replica's stream broke off after the head was passed on; the client's connection
+        is closed without a proper end, so that it can tell."""
+
+    def abandoned(self, now: float) -> None:
+        """The client is gone; the replica's connection has been closed."""
+
+
+class Director(Protocol):
+    """Decides. Must not block; `begin` may await (a tokenizer in a thread)."""
+
+    def admit(self, request: Request) -> Reply | None:
+        """Called with the head alone, before the body is read: a refusal (401), or None."""
+
+    def begin(self, request: Request) -> Exchange | Reply | Awaitable[Exchange | Reply]:
+        """The whole request is here: where it goes, or an answer of the router's own."""
