@@ -21,7 +21,7 @@ Header = tuple[bytes, bytes]
 
 @dataclass(slots=True)
 class Request:
-    """A request as it came. `body` holds the pieces received, in order, never joined by the relay."""
+    """A request as it came. `body` holds the received pieces, in order, unjoined."""
 
     method: bytes
     target: bytes
