@@ -1,0 +1,170 @@
+"""Prefix: a request's body read once, and its prompt as a chain of block hashes. Pure.
+
+Block i's hash is xxh3-64 of the block's bytes, seeded with the hash before it: it commits to every
+byte before its end. The chain starts from what changes a prompt, or who may reuse it, from its
+beginning: the model, the cache salt, a template of the request's own. Good against accidents; who
+forges a collision misleads routing decisions and nothing else.
+
+It must not know replicas, or HTTP beyond a path, and raises nothing: a body that is no request is
+a `Parsed` with an `error`, for an engine to refuse in its own words.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import xxhash
+
+from router.asks import Ask
+from router.canonical import TOKEN_BYTES, as_bytes, as_json, canonical
+
+BLOCK_BYTES = 512
+"""About 128 tokens of English: a system prompt has several, a 128k-token prompt 1,000."""
+BLOCKS_MAX = 8192
+"""4 MiB of text, about a million tokens: past it a prompt is weighed but not told apart."""
+TOKENS_PER_BYTE = 0.25
+"""English text under today's vocabularies; whoever learns better passes it to `ask_of`."""
+
+PROMPTED = {
+    b"/v1/chat/completions": "messages",
+    b"/v1/completions": "prompt",
+    b"/v1/embeddings": "input",
+    b"/v1/responses": "input",
+    b"/v1/messages": "messages",
+    b"/pooling": "input",
+    b"/classify": "input",
+}
+"""Paths whose requests are prefilled, and where their prompt lies."""
+
+_EVERYWHERE = (
+    "cache_salt",
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "mm_processor_kwargs",
+    "reasoning_effort",
+)
+"""Fields that change the prompt, or who may reuse it, from its beginning."""
+
+_hash = xxhash.xxh3_64_intdigest
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A request's body, read once. Drop it when the request is decided: `fields` is a copy."""
+
+    model: str = ""
+    stream: bool = False
+    output_tokens: int | None = None
+    """The smallest limit on generated tokens the request names."""
+    ask_blocks: list[int] = field(default_factory=list)
+    block_bytes: int = BLOCK_BYTES
+    canonical_bytes: int = 0
+    token_count: int | None = None
+    """The prompt's tokens where it was given as token ids: exact."""
+    wants_usage: bool = False
+    """Whether the answer, as asked for, will end with its usage."""
+    affinity: int = 0
+    """`prompt_cache_key` where the client sends one, else the first block (or all of less)."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """The decoded body."""
+    error: str | None = None
+    """Why the body is no request; everything else is then empty."""
+
+
+def parse(
+    path: bytes,
+    body: Sequence[bytes],
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    blocks_max: int = BLOCKS_MAX,
+) -> Parsed:
+    """What the body of a request to `path` asks for. Never raises for what a client can send."""
+    try:
+        fields = json.loads(body[0] if len(body) == 1 else b"".join(body))
+    except (ValueError, RecursionError) as error:
+        return Parsed(error=f"the body is not JSON: {error}")
+    if type(fields) is not dict:
+        return Parsed(error="the body is not a JSON object")
+    model = fields.get("model")
+    if type(model) is not str:
+        model = ""
+    stream = fields.get("stream") is True
+    key = PROMPTED.get(path.partition(b"?")[0])
+    data, token_count = b"", None
+    if key is not None:
+        try:
+            data, token_count = canonical(fields, key)
+        except (TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
+            return Parsed(model=model, stream=stream, error=f"{key} is malformed: {error}")
+    seed = _seed(fields, model, token_count is not None)
+    blocks = _chain(data, seed, block_bytes, blocks_max)
+    return Parsed(
+        model=model,
+        stream=stream,
+        output_tokens=_output_tokens(fields),
+        ask_blocks=blocks,
+        block_bytes=block_bytes,
+        canonical_bytes=len(data),
+        token_count=token_count,
+        wants_usage=not stream or _includes_usage(fields),
+        affinity=_affinity(fields, data, seed, blocks),
+        fields=fields,
+    )
+
+
+def ask_of(parsed: Parsed, tokens_per_byte: float = TOKENS_PER_BYTE) -> Ask:
+    """The request as the decision sees it. Prompts of token ids need no estimate."""
+    if parsed.token_count is not None:
+        tokens, tokens_per_byte = parsed.token_count, 1 / TOKEN_BYTES
+    else:
+        tokens = math.ceil(parsed.canonical_bytes * tokens_per_byte)
+    return Ask(
+        blocks=parsed.ask_blocks,
+        block_tokens=parsed.block_bytes * tokens_per_byte,
+        prompt_tokens=max(1, tokens),
+        output_tokens=parsed.output_tokens,
+        model=parsed.model,
+        affinity=parsed.affinity,
+    )
+
+
+def _chain(data: bytes, seed: int, block_bytes: int, blocks_max: int) -> list[int]:
+    """Hashes of the whole blocks of `data`."""
+    blocks = []
+    end = min(len(data) // block_bytes, blocks_max) * block_bytes
+    for start in range(0, end, block_bytes):
+        seed = _hash(data[start : start + block_bytes], seed)
+        blocks.append(seed)
+    return blocks
+
+
+def _seed(fields: Mapping[str, Any], model: str, is_tokens: bool) -> int:
+    """What the chain starts from: equal only where prefixes may be shared at all."""
+    text = f"{model}\0{is_tokens}"
+    for name in _EVERYWHERE:
+        if name in fields:
+            text += f"\0{name}\0{as_json(fields[name])}"
+    return _hash(as_bytes(text))
+
+
+def _affinity(fields: Mapping[str, Any], data: bytes, seed: int, blocks: Sequence[int]) -> int:
+    key = fields.get("prompt_cache_key")
+    if type(key) is str and key:
+        return _hash(as_bytes(key))
+    return blocks[0] if blocks else _hash(data, seed)
+
+
+def _output_tokens(fields: Mapping[str, Any]) -> int | None:
+    names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+    limits = [limit for name in names if type(limit := fields.get(name)) is int and limit >= 0]
+    return min(limits, default=None)
+
+
+def _includes_usage(fields: Mapping[str, Any]) -> bool:
+    options = fields.get("stream_options")
+    return type(options) is dict and options.get("include_usage") is True
