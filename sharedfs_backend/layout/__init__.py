@@ -42,8 +42,10 @@ from sharedfs_backend.layout.names import (
     parse_journal_name,
     parse_names,
     parse_realm_name,
+    parse_replica_name,
     parse_settings_name,
     realm_path,
+    replica_path,
     settings_path,
     writer_bytes,
     writer_id,
@@ -85,6 +87,14 @@ from sharedfs_backend.layout.records import (
     Record,
     Touch,
 )
+from sharedfs_backend.layout.replica import (
+    LEASE_SECONDS_MAX,
+    LEASE_SECONDS_MIN,
+    REPLICA_BYTES,
+    ReplicaRecord,
+    decode_replica,
+    encode_replica,
+)
 from sharedfs_backend.layout.seal import UNIT_BYTES, Buffer, Hasher, Purpose, Seal
 from sharedfs_backend.layout.snapshot import (
     SNAPSHOT_BYTES_MAX,
@@ -103,7 +113,8 @@ __all__ = [
     # names
     "PackName", "parse_names", "SnapshotName", "writer_id", "is_writer_id", "writer_bytes",
     "journal_path", "parse_journal_name", "realm_path", "parse_realm_name",
-    "settings_path", "parse_settings_name", "pack_shard_dirs",
+    "settings_path", "parse_settings_name", "replica_path", "parse_replica_name",
+    "pack_shard_dirs",
     "NAMESPACE_PATH", "PACKS", "JOURNALS", "SNAPSHOTS", "REALMS", "SETTINGS", "REPLICAS",
     # identity
     "chunk_key", "pack_digest", "pack_digest_of",
@@ -124,4 +135,7 @@ __all__ = [
     "NamespaceRecord", "SettingsRecord", "encode_namespace", "decode_namespace",
     "is_intact_namespace",
     "encode_settings", "decode_settings", "FORMAT_MAJOR", "FORMAT_MINOR",
+    # replicas
+    "ReplicaRecord", "encode_replica", "decode_replica", "REPLICA_BYTES",
+    "LEASE_SECONDS_MIN", "LEASE_SECONDS_MAX",
 ]  # fmt: skip

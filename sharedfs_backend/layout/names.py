@@ -44,6 +44,7 @@ _JOURNAL = re.compile(rf"(?:journals/)?({_WRITER})")
 _SNAPSHOT = re.compile(rf"(?:snapshots/)?({_NUMBER})\.({_WRITER})\.arrow")
 _REALM = re.compile(r"(?:realms/)?([0-9a-f]{32})\.([0-9a-f]{8})\.json")
 _SETTINGS = re.compile(rf"(?:settings/)?({_NUMBER})\.({_WRITER})\.json")
+_REPLICA = re.compile(rf"(?:replicas/)?({_WRITER})\.json")
 
 
 def _match(pattern: re.Pattern[str], text: str, kind: str) -> re.Match[str]:
@@ -173,3 +174,12 @@ def parse_settings_name(text: str) -> tuple[int, str]:
     """(number, writer)."""
     number, writer = _match(_SETTINGS, text, "settings record").groups()
     return _counter(number), writer
+
+
+def replica_path(announcer: str) -> str:
+    return f"{REPLICAS}/{announcer}.json"
+
+
+def parse_replica_name(text: str) -> str:
+    """The announcer whose file this is."""
+    return _match(_REPLICA, text, "replica file")[1]

@@ -6,6 +6,7 @@ description; the plain reader makes the same one without the package.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from sharedfs_backend.layout import (
@@ -26,6 +27,7 @@ from sharedfs_backend.layout import (
     Touch,
     decode_header,
     decode_namespace,
+    decode_replica,
     decode_settings,
     decode_snapshot,
     decode_trailer,
@@ -178,6 +180,10 @@ def _realm(data: bytes, seal: Seal, _vector: Vector) -> Any:
     }
 
 
+def _replica(data: bytes, seal: Seal, _vector: Vector) -> Any:
+    return asdict(decode_replica(data, seal))
+
+
 def _layout(layout: LayoutDescriptor) -> Any:
     shapes = [list(shape) for shape in layout.shapes]
     return [list(layout.dtypes), shapes, layout.tensor_format, layout.chunk_tokens]
@@ -198,4 +204,5 @@ _READERS = {
     "namespace": _namespace,
     "settings": _settings,
     "realm": _realm,
+    "replica": _replica,
 }

@@ -40,6 +40,7 @@ from sharedfs_backend.layout import (
     Purpose,
     RealmDescriptor,
     Record,
+    ReplicaRecord,
     Seal,
     SettingsRecord,
     Snapshot,
@@ -50,6 +51,7 @@ from sharedfs_backend.layout import (
     encode_entry,
     encode_header,
     encode_namespace,
+    encode_replica,
     encode_settings,
     encode_snapshot,
     encode_trailer,
@@ -58,6 +60,7 @@ from sharedfs_backend.layout import (
     pack_digest,
     plan_pack,
     realm_path,
+    replica_path,
     settings_path,
 )
 from tests.layout.describe import describe
@@ -79,6 +82,22 @@ def payload(length: int, salt: int) -> bytes:
 
 def chunk_bytes(index: int) -> bytes:
     return payload(LENGTHS[index], index)[: LENGTHS[index]]
+
+
+def make_replica(seal: Seal) -> bytes:
+    record = ReplicaRecord(
+        WRITER,
+        "http://node7:8000",
+        counter=42,
+        model="meta/llama",
+        realm=REALM.digest(seal).hex(),
+        chunk_tokens=256,
+        hash_algorithm="blake3",
+        kv_bytes_per_token=131072,
+        kv_world_size=2,
+        kv_events_port=5557,
+    )
+    return encode_replica(record, seal)
 
 
 def make_header(seal: Seal) -> PackHeader:
@@ -287,6 +306,8 @@ def files() -> list[tuple[str, str, str, Seal, dict[str, Any], bytes]]:
         ),
         ("realm.json", "realm", "a descriptor", plain, {}, REALM.to_json(plain, CANARY)),
         ("realm-keyed.json", "realm", "the same", keyed, {}, REALM.to_json(keyed, CANARY)),
+        ("replica.json", "replica", "a replica", plain, {}, make_replica(plain)),
+        ("replica-keyed.json", "replica", "the same", keyed, {}, make_replica(keyed)),
     ]
     return rows
 
@@ -321,6 +342,7 @@ def names() -> dict[str, str]:
         "snapshot": SnapshotName(5, WRITER).path,
         "realm": realm_path(digest, CANARY),
         "settings": settings_path(3, WRITER),
+        "replica": replica_path(WRITER),
     }
 
 
@@ -364,7 +386,7 @@ def render(text: str, made: dict[Path, bytes], index: dict[str, Any]) -> str:
             data, start = made[FOLDER / words[1]], int(words[2])
             body = hexdump(data[start : start + int(words[3])], start)
         elif words[0] == "text":
-            body = made[FOLDER / words[1]].decode().rstrip("\n")
+            body = made[FOLDER / words[1]].decode().rstrip()
         else:
             group: dict[str, str] = index[words[1]]
             body = "\n".join(f"{name:26}{value}" for name, value in group.items())
