@@ -1,0 +1,77 @@
+"""Common: what all connections of one relay share, and the view each side has of the other.
+
+Plain state on one event loop's thread; nothing here does I/O. The protocols break the circle
+between a client's connection, a request on its way and a replica's connection: each knows only
+these few calls of its neighbour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from router.relay.exchange import Director, Header, Request
+from router.relay.limits import Limits
+
+if TYPE_CHECKING:
+    from router.relay.client import Client
+    from router.relay.pool import Pool
+
+log = logging.getLogger("router.relay")
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A request together with what only this connection has to know about it."""
+
+    request: Request
+    is_http10: bool
+    keeps_alive: bool
+    expects_continue: bool = False
+    has_body: bool = False
+
+
+class ResponseSink(Protocol):
+    """A request on its way, as the replica's connection sees it."""
+
+    def head_came(self, status: int, reason: bytes, headers: Sequence[Header], ending: int) -> bool:
+        """Whether the response is passed on. If not, the connection has been let go of."""
+
+    def body_began(self) -> None:
+        """The first byte of the body has been written to the client."""
+
+    def response_over(self, tail: bytes, is_clean: bool) -> None:
+        """All was relayed. Not `is_clean`: only closing the client's connection ends it surely."""
+
+    def response_broken(self) -> None:
+        """The response stopped, or stopped making sense, after its head was passed on."""
+
+    def lost(self, detail: str, is_malformed: bool, is_maybe_stale: bool) -> None:
+        """The connection came to nothing before a head was passed on."""
+
+
+@dataclass(slots=True)
+class Common:
+    """One relay's state."""
+
+    director: Director
+    limits: Limits
+    now: Callable[[], float]
+    loop: asyncio.AbstractEventLoop
+    pool: Pool
+    clients: set[Client] = field(default_factory=set)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    bodies_bytes: int = 0
+    is_draining: bool = False
+    nobody_left: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the last client leaves; only `drain` waits for it."""
+
+    def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """A task that `close` cancels if it is still there."""
+        task = self.loop.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task

@@ -1,0 +1,54 @@
+"""Limits: every bound of the data path, with its unit, its default and its reason.
+
+Values only. A site changes few of them; the rest are named here because each is a promise that
+some list, buffer or wait cannot grow without end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the relay takes from clients and waits for. Seconds are of the server's clock."""
+
+    body_bytes_max: int = 64 * MIB
+    """One request's body. Larger ones get 413 before the rest is read."""
+    bodies_bytes_max: int = 4096 * MIB
+    """All bodies held at once, until their answer's head. Past it new bodies get 503."""
+    head_bytes_max: int = 64 << 10
+    """One head, request's or response's: past it 431, or a malformed response."""
+    headers_max: int = 200
+    """Fields in one head. Browsers and SDKs send 10 to 30."""
+    connections_max: int = 16_384
+    """Open clients. One more gets 503 and is closed."""
+    pipelined_max: int = 64
+    """Requests of one client waiting for their turn; past it reading pauses."""
+    idle_seconds: float = 75.0
+    """A client between two requests; nginx's default."""
+    head_seconds: float = 20.0
+    """From a head's first byte to its last: a client that drips gets 408."""
+    body_seconds: float = 30.0
+    """A body's time, plus one second for each `body_bytes_per_second_min` received."""
+    body_bytes_per_second_min: int = 16 << 10
+    stall_seconds: float = 300.0
+    """A client that takes nothing of a waiting answer for so long is cut off."""
+    linger_seconds: float = 2.0
+    """After a refusal: how long what the client still sends is thrown away, so that it gets to
+    read the refusal before a reset."""
+    connect_seconds: float = 5.0
+    """For a connection to a replica, name resolution and TLS included."""
+    upstream_idle_seconds: float = 4.0
+    """Less than uvicorn's keep-alive of 5 s: a replica closes fewer connections under us."""
+    upstream_idle_max: int = 1024
+    """Unused connections kept for each replica."""
+    stale_seconds: float = 1.0
+    """A reused connection that dies within this time of the request, without a byte of answer, was
+    closed by the replica before it saw it: the request goes out once more on a new one."""
+    attempts_max: int = 16
+    """Attempts for one request, whatever the director asks for."""
+    sweep_seconds: float = 0.5
+    """How often deadlines are looked at."""

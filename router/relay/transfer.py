@@ -1,0 +1,247 @@
+"""Transfer: one request on its way, over as many attempts as its exchange wants.
+
+Between a client's connection and the pool; the only caller of an `Exchange`, in the order its
+contract promises. A retry happens only before a response's head was passed on. It must not know
+why a replica was chosen, nor parse a byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING
+
+from router.relay.common import Common, Incoming, log
+from router.relay.exchange import Attempt, Exchange, Failure, Header, Reply
+from router.relay.heads import Ending, refusal, request_head, response_head
+from router.relay.upstream import Upstream
+
+if TYPE_CHECKING:
+    from router.relay.client import Client
+
+
+class Transfer:
+    """Made for one complete request; `client` hears `answer`, `finished` or `cut` exactly once."""
+
+    __slots__ = (
+        "_attempt",
+        "_attempts",
+        "_body_bytes",
+        "_client",
+        "_common",
+        "_exchange",
+        "_incoming",
+        "_is_over",
+        "_is_passed",
+        "_keeps_alive",
+        "_sent_at",
+        "_task",
+        "_timer",
+        "upstream",
+    )
+
+    def __init__(self, common: Common, client: Client, incoming: Incoming) -> None:
+        self._common = common
+        self._client = client
+        self._incoming = incoming
+        self._body_bytes = incoming.request.body_bytes
+        self._exchange: Exchange | None = None
+        self._attempt: Attempt | None = None
+        self._attempts = 0
+        self._is_over = self._is_passed = False
+        self._keeps_alive = incoming.keeps_alive
+        self._sent_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.upstream: Upstream | None = None
+
+    # -- deciding -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Asks the director. May have answered before it returns."""
+        try:
+            outcome = self._common.director.begin(self._incoming.request)
+        except Exception:
+            log.exception("the director failed")
+            outcome = refusal(500, "the router failed")
+        if isinstance(outcome, Reply):
+            self._answer(outcome)
+        elif isinstance(outcome, Awaitable):
+            self._task = self._common.spawn(self._decided(outcome))
+        else:
+            self._begin(outcome)
+
+    async def _decided(self, pending: Awaitable[Exchange | Reply]) -> None:
+        try:
+            outcome = await pending
+        except Exception:
+            log.exception("the director failed")
+            outcome = refusal(500, "the router failed")
+        self._task = None
+        if isinstance(outcome, Reply):
+            if not self._is_over:
+                self._answer(outcome)
+        elif self._is_over:
+            outcome.abandoned(self._common.now())
+        else:
+            self._begin(outcome)
+
+    def _begin(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._go(exchange.attempt, is_fresh=False)
+
+    # -- attempts -------------------------------------------------------------------------------
+
+    def _go(self, attempt: Attempt, *, is_fresh: bool) -> None:
+        self._attempts += 1
+        if self._attempts > self._common.limits.attempts_max:
+            self._give_up()
+            return
+        self._attempt = attempt
+        key = (attempt.host, attempt.port, attempt.is_tls)
+        upstream = None if is_fresh else self._common.pool.take(key)
+        if upstream is None:
+            self._task = self._common.spawn(self._connect(attempt))
+        else:
+            self._send(attempt, upstream)
+
+    async def _connect(self, attempt: Attempt) -> None:
+        try:
+            upstream = await self._common.pool.connect((attempt.host, attempt.port, attempt.is_tls))
+        except (OSError, TimeoutError, ValueError) as error:
+            # ValueError: a host name that cannot be one.
+            self._task = None
+            if not self._is_over:
+                self._failed(Failure.CONNECT, str(error) or type(error).__name__)
+            return
+        self._task = None
+        if self._is_over:
+            upstream.drop()
+        else:
+            self._send(attempt, upstream)
+
+    def _send(self, attempt: Attempt, upstream: Upstream) -> None:
+        request = self._incoming.request
+        body = request.body if attempt.body is None else attempt.body
+        size = self._body_bytes if attempt.body is None else sum(map(len, attempt.body))
+        head = request_head(request, attempt, size)
+        self.upstream = upstream
+        is_unchunked = self._incoming.is_http10
+        upstream.begin(self, [head, *body], request.method, is_unchunked=is_unchunked)
+        if self._client.is_paused:
+            upstream.pause()
+        self._sent_at = now = self._common.now()
+        assert self._exchange is not None
+        self._exchange.sent(now)
+        if attempt.first_byte_seconds_max is not None:
+            self._timer = self._common.loop.call_later(
+                attempt.first_byte_seconds_max, self._timed_out
+            )
+
+    def _timed_out(self) -> None:
+        self._timer = None
+        if self.upstream is not None:
+            self.upstream.drop()
+            self.upstream = None
+        self._failed(Failure.TIMEOUT, "no answer in time")
+
+    def _failed(self, failure: Failure, detail: str) -> None:
+        assert self._exchange is not None
+        following = self._exchange.failed(failure, detail, self._common.now())
+        if isinstance(following, Reply):
+            self._answer(following)
+        else:
+            self._go(following, is_fresh=False)
+
+    def _give_up(self) -> None:
+        """More attempts than anybody may ask for: the exchange ends as if the client had left."""
+        assert self._exchange is not None
+        self._exchange.abandoned(self._common.now())
+        self._answer(refusal(502, "no replica answered"))
+
+    # -- what the replica's connection says (ResponseSink) --------------------------------------
+
+    def head_came(self, status: int, reason: bytes, headers: Sequence[Header], ending: int) -> bool:
+        assert self._exchange is not None and self.upstream is not None
+        assert self._attempt is not None
+        self._stop_timer()
+        following = self._exchange.head(status, headers, self._common.now())
+        if following is not None:
+            self.upstream.drop()
+            self.upstream = None
+            self._go(following, is_fresh=False)
+            return False
+        self._is_passed = True
+        incoming = self._incoming
+        self._client.body_released(incoming)
+        if ending == Ending.CLOSED or (incoming.is_http10 and ending == Ending.CHUNKED):
+            self._keeps_alive = False
+        if self._common.is_draining:
+            self._keeps_alive = False
+        head = response_head(
+            status,
+            reason,
+            headers,
+            self._attempt.response_headers,
+            is_closing=not self._keeps_alive,
+            drops_chunking=incoming.is_http10,
+        )
+        write = self._client.transport.write
+        write(head)
+        self.upstream.pass_to(write)
+        return True
+
+    def body_began(self) -> None:
+        assert self._exchange is not None
+        self._exchange.first_byte(self._common.now())
+
+    def response_over(self, tail: bytes, is_clean: bool) -> None:
+        assert self._exchange is not None
+        self.upstream = None
+        self._is_over = True
+        self._exchange.ended(self._common.now(), tail)
+        self._client.finished(keeps_alive=self._keeps_alive and is_clean)
+
+    def response_broken(self) -> None:
+        assert self._exchange is not None and self.upstream is not None
+        is_told_by_close = self.upstream.ending == Ending.CLOSED or self._incoming.is_http10
+        self.upstream = None
+        self._is_over = True
+        self._exchange.broken(self._common.now())
+        self._client.cut(with_reset=is_told_by_close)
+
+    def lost(self, detail: str, is_malformed: bool, is_maybe_stale: bool) -> None:
+        self._stop_timer()
+        self.upstream = None
+        elapsed = self._common.now() - self._sent_at
+        if is_maybe_stale and elapsed < self._common.limits.stale_seconds:
+            assert self._attempt is not None
+            self._go(self._attempt, is_fresh=True)
+            return
+        self._failed(Failure.MALFORMED if is_malformed else Failure.CLOSED, detail)
+
+    # -- what the client's connection says ------------------------------------------------------
+
+    def client_gone(self) -> None:
+        """Cancels whatever is under way, at once."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._stop_timer()
+        if self.upstream is not None:
+            self.upstream.drop()
+            self.upstream = None
+        if self._task is not None:
+            self._task.cancel()
+        if self._exchange is not None:
+            self._exchange.abandoned(self._common.now())
+
+    def _answer(self, reply: Reply) -> None:
+        self._is_over = True
+        self._client.body_released(self._incoming)
+        self._client.answer(reply, self._incoming, keeps_alive=self._keeps_alive)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
