@@ -1,42 +1,22 @@
-"""Client: one client's connection. Parses requests, keeps their order, notices when it is gone.
+"""Client: one client's connection. Keeps the order of its requests, notices when it is gone.
 
-Requests of one connection are answered one after the other, however many came at once. A request
-that two readers could read differently is refused and the connection closed; what came before it
-is still answered first. It must not know replicas or decisions beyond asking the director to
-admit a head.
+Requests of one connection are answered one after the other, however many came at once; what came
+before a refused one is still answered first. It reads on while an answer is awaited, for that is
+how a client's leaving is noticed. It must not know replicas, decisions or how requests are parsed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
-from collections import deque
 from typing import cast
 
-from httptools import (
-    HttpParserCallbackError,
-    HttpParserError,
-    HttpParserUpgrade,
-    HttpRequestParser,
-)
-
-from router.relay.common import Common, Incoming, log
-from router.relay.exchange import Header, Reply, Request
-from router.relay.heads import (
-    CONTINUE,
-    Refused,
-    origin_target,
-    refusal,
-    reply_bytes,
-    request_shape,
-)
+from router.relay.common import Common, Incoming
+from router.relay.exchange import Reply
+from router.relay.heads import CONTINUE, refusal, reply_bytes
 from router.relay.pool import KEEPALIVE_OPTIONS
+from router.relay.reader import Reader
 from router.relay.transfer import Transfer
-
-PIECES_MAX = 4096
-"""Body pieces before small ones are joined: a body in one-byte chunks must not cost 50x."""
-CHUNKING_FACTOR_MAX = 2
-"""Bytes on the wire for each byte a chunked body may have, extensions and trailers included."""
 
 
 class Phase(enum.IntEnum):
@@ -59,21 +39,10 @@ class Client(asyncio.Protocol):
         self._paused_since = 0.0
         self._phase = Phase.IDLE
         self._since = 0.0
-        self._parser = HttpRequestParser(self)
         self._transfer: Transfer | None = None
-        self._ready: deque[Incoming | Reply] = deque()
-        self._incoming: Incoming | None = None
-        self._url = b""
-        self._headers: list[Header] = []
-        self._is_in_head = False
-        self._is_body_elsewhere = False
-        self._is_synthetic = False
-        self._wire_bytes = 0
-        self._joined = 0
         self._is_deaf = False
         self._is_starting = False
         self._is_reading = True
-        self._peer = ""
 
     # -- asyncio.Protocol -----------------------------------------------------------------------
 
@@ -83,7 +52,8 @@ class Client(asyncio.Protocol):
         common = self._common
         common.clients.add(self)
         peer = transport.get_extra_info("peername")
-        self._peer = str(peer[0]) if peer else ""
+        self._reader = Reader(common, str(peer[0]) if peer else "")
+        self._ready = self._reader.ready
         sock = transport.get_extra_info("socket")
         for level, option, value in KEEPALIVE_OPTIONS:
             sock.setsockopt(level, option, value)
@@ -95,11 +65,7 @@ class Client(asyncio.Protocol):
         common = self._common
         common.clients.discard(self)
         self._is_deaf = True
-        for item in (*self._ready, self._incoming):
-            if isinstance(item, Incoming):
-                self.body_released(item)
-        self._ready.clear()
-        self._incoming = None
+        self._reader.close()
         if self._transfer is not None:
             transfer, self._transfer = self._transfer, None
             transfer.client_gone()
@@ -125,160 +91,18 @@ class Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
-        was_in_head, had_body = self._is_in_head, self._incoming is not None
-        refused: Reply | None = None
-        try:
-            self._feed(data)
-            if was_in_head and self._is_in_head:
-                self._count_wire(len(data), self._common.limits.head_bytes_max, 431)
-            elif had_body and self._incoming is not None:
-                limit = CHUNKING_FACTOR_MAX * self._common.limits.body_bytes_max
-                self._count_wire(len(data), limit, 413)
-        except Refused as error:
-            refused = error.reply
-        except HttpParserCallbackError as error:
-            cause = error.__context__
-            if isinstance(cause, Refused):
-                refused = cause.reply
-            else:
-                log.error("reading a request failed", exc_info=cause)
-                refused = refusal(500, "the router failed")
-        except HttpParserError:
-            refused = refusal(400, "not HTTP/1.1 as it is written")
-        if refused is not None:
+        reader = self._reader
+        reader.feed(data)
+        if reader.is_refused:
             self._is_deaf = True
-            if self._incoming is not None:
-                self.body_released(self._incoming)
-                self._incoming = None
-            self._ready.append(refused)
         if self._transfer is None:
             if self._ready:
                 self._next()
-            self._note_phase()
+            self._await_more()
         if self._ready:
             self._pause_pipeline()
 
     # -- requests -------------------------------------------------------------------------------
-
-    def _feed(self, data: bytes) -> None:
-        while True:
-            try:
-                self._parser.feed_data(data)
-                return
-            except HttpParserUpgrade as stop:
-                # An upgrade nobody here speaks is ignored, as HTTP allows. The parser has let go
-                # of the body, if there is one: another one reads it behind an equivalent head.
-                data = data[stop.args[0] :]
-                self._parser = HttpRequestParser(self)
-                if self._is_body_elsewhere and self._incoming is not None:
-                    self._is_synthetic = True
-                    length = self._incoming.request.header(b"content-length")
-                    framing = b"transfer-encoding: chunked"
-                    if length is not None:
-                        framing = b"content-length: " + length
-                    self._parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n\r\n")
-                if not data:
-                    return
-
-    def _count_wire(self, size: int, limit: int, status: int) -> None:
-        self._wire_bytes += size
-        if self._wire_bytes > limit:
-            raise Refused(status, "larger than allowed")
-
-    def on_message_begin(self) -> None:
-        if self._is_synthetic:
-            return
-        self._is_in_head = True
-        self._url = b""
-        self._headers = []
-        self._wire_bytes = 0
-
-    def on_url(self, url: bytes) -> None:
-        if not self._is_synthetic:
-            self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_head:  # Else a trailer: dropped, since bodies leave with a length.
-            self._headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        if self._is_synthetic:
-            return
-        self._is_in_head = False
-        self._wire_bytes = 0
-        common, limits, headers = self._common, self._common.limits, self._headers
-        if len(headers) > limits.headers_max or limits.head_bytes_max < len(self._url) + sum(
-            len(name) + len(value) + 4 for name, value in headers
-        ):
-            raise Refused(431, "head too large")
-        method = self._parser.get_method()
-        if method == b"CONNECT":
-            raise Refused(405, "no tunnels here")
-        version = self._parser.get_http_version()
-        shape = request_shape(version, headers)
-        request = Request(
-            method,
-            origin_target(self._url),
-            headers,
-            received_at=common.now(),
-            client=self._peer,
-        )
-        reply = common.director.admit(request)
-        if reply is not None:
-            refused = Refused(reply.status, "")
-            refused.reply = reply
-            raise refused
-        if shape.content_length > limits.body_bytes_max:
-            raise Refused(413, "body too large")
-        if common.bodies_bytes + shape.content_length > limits.bodies_bytes_max:
-            raise Refused(503, "too many bodies at once")
-        is_http10 = version == "1.0"
-        self._incoming = incoming = Incoming(
-            request,
-            is_http10,
-            keeps_alive=not is_http10 and self._keeps_alive(headers),
-            has_body=shape.is_chunked or shape.content_length > 0,
-        )
-        self._joined = 0
-        if shape.expects_continue and incoming.has_body:
-            if self._transfer is None and not self._ready:
-                self.transport.write(CONTINUE)
-            else:
-                incoming.expects_continue = True
-
-    @staticmethod
-    def _keeps_alive(headers: list[Header]) -> bool:
-        for name, value in headers:
-            if name == b"connection" and b"close" in value.lower():
-                return False
-        return True
-
-    def on_body(self, data: bytes) -> None:
-        incoming = self._incoming
-        assert incoming is not None
-        request = incoming.request
-        request.body.append(data)
-        request.body_bytes += len(data)
-        common = self._common
-        common.bodies_bytes += len(data)
-        if request.body_bytes > common.limits.body_bytes_max:
-            raise Refused(413, "body too large")
-        if common.bodies_bytes > common.limits.bodies_bytes_max:
-            raise Refused(503, "too many bodies at once")
-        if len(request.body) - self._joined > PIECES_MAX:
-            request.body[self._joined :] = [b"".join(request.body[self._joined :])]
-            self._joined = len(request.body)
-
-    def on_message_complete(self) -> None:
-        incoming = self._incoming
-        assert incoming is not None
-        if not self._is_synthetic and incoming.has_body and self._parser.should_upgrade():
-            self._is_body_elsewhere = True
-            return
-        self._is_synthetic = self._is_body_elsewhere = False
-        incoming.request.received_at = self._common.now()
-        self._incoming = None
-        self._ready.append(incoming)
 
     def _next(self) -> None:
         """Starts what is ready, in order, until something has to be waited for."""
@@ -296,10 +120,6 @@ class Client(asyncio.Protocol):
                 self._transfer.start()
         finally:
             self._is_starting = False
-        incoming = self._incoming
-        if self._transfer is None and incoming is not None and incoming.expects_continue:
-            incoming.expects_continue = False
-            self.transport.write(CONTINUE)
 
     def _pause_pipeline(self) -> None:
         """A client with too much waiting is not read on. Only then its leaving goes unnoticed."""
@@ -311,25 +131,23 @@ class Client(asyncio.Protocol):
             self._is_reading = False
             self.transport.pause_reading()
 
-    def _note_phase(self) -> None:
+    def _await_more(self) -> None:
+        """Notes what is waited for now, and says so to a client that waits to be told."""
         if self._transfer is not None or self._phase == Phase.LEAVING:
             return
-        phase = Phase.IDLE
-        if self._incoming is not None:
+        phase, incoming = Phase.IDLE, self._reader.incoming
+        if incoming is not None:
             phase = Phase.BODY
-        elif self._is_in_head:
+            if incoming.expects_continue:
+                incoming.expects_continue = False
+                self.transport.write(CONTINUE)
+        elif self._reader.is_in_head:
             phase = Phase.HEAD
         if phase != self._phase:
             self._phase = phase
             self._since = self._common.now()
 
     # -- answers --------------------------------------------------------------------------------
-
-    def body_released(self, incoming: Incoming) -> None:
-        """The body is needed no more: no attempt will follow."""
-        request = incoming.request
-        self._common.bodies_bytes -= request.body_bytes
-        request.body, request.body_bytes = [], 0
 
     def answer(self, reply: Reply, incoming: Incoming, *, keeps_alive: bool) -> None:
         """The request ends in an answer of the router's own."""
@@ -344,11 +162,11 @@ class Client(asyncio.Protocol):
         if not keeps_alive or self.transport.is_closing():
             self._leave()
             return
-        if self._common.is_draining and not self._ready and self._incoming is None:
+        if self._common.is_draining and not self._ready and self._reader.incoming is None:
             self._leave()
             return
         self._next()
-        self._note_phase()
+        self._await_more()
         if not self._is_reading and len(self._ready) <= self._common.limits.pipelined_max // 2:
             self._is_reading = True
             self.transport.resume_reading()
@@ -400,11 +218,10 @@ class Client(asyncio.Protocol):
             self._leave()
         elif phase == Phase.HEAD and waited >= limits.head_seconds:
             self._say_and_leave(refusal(408, "the head took too long"), b"GET")
-        elif phase == Phase.BODY and self._incoming is not None:
-            received = self._incoming.request.body_bytes
+        elif phase == Phase.BODY and self._reader.incoming is not None:
+            received = self._reader.incoming.request.body_bytes
             if waited >= limits.body_seconds + received / limits.body_bytes_per_second_min:
-                self.body_released(self._incoming)
-                self._incoming = None
+                self._reader.forget_body()
                 self._say_and_leave(refusal(408, "the body took too long"), b"POST")
         elif phase == Phase.LEAVING:
             is_writing = self.transport.get_write_buffer_size() > 0

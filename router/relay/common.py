@@ -69,6 +69,12 @@ class Common:
     nobody_left: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the last client leaves; only `drain` waits for it."""
 
+    def release(self, incoming: Incoming) -> None:
+        """The body is needed no more: no attempt will follow."""
+        request = incoming.request
+        self.bodies_bytes -= request.body_bytes
+        request.body, request.body_bytes = [], 0
+
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """A task that `close` cancels if it is still there."""
         task = self.loop.create_task(work)

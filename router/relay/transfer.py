@@ -173,7 +173,7 @@ class Transfer:
             return False
         self._is_passed = True
         incoming = self._incoming
-        self._client.body_released(incoming)
+        self._common.release(incoming)
         if ending == Ending.CLOSED or (incoming.is_http10 and ending == Ending.CHUNKED):
             self._keeps_alive = False
         if self._common.is_draining:
@@ -238,7 +238,7 @@ class Transfer:
 
     def _answer(self, reply: Reply) -> None:
         self._is_over = True
-        self._client.body_released(self._incoming)
+        self._common.release(self._incoming)
         self._client.answer(reply, self._incoming, keeps_alive=self._keeps_alive)
 
     def _stop_timer(self) -> None:
