@@ -1,0 +1,242 @@
+"""App: one router process put together: what it serves, watches, follows and tells its peers.
+
+`start` returns when the port answers, `drain` stops accepting and lets streams finish, `close` ends
+every task, thread and socket `start` made. Everything lives on the running loop's thread but the
+reading of the replica list. It decides nothing; each line here is who gets to know whom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from router.endpoints import Endpoints, Snapshot
+from router.fleet import Fleet
+from router.history import History
+from router.members import Members
+from router.peers import Peers
+from router.relay.limits import Limits
+from router.relay.server import RelayServer, serve
+from router.replicas import ReplicaError
+from router.routes import Routes
+from router.scores import Scores
+from router.service import Rules, Service
+from router.settings import Settings, SettingsError
+from router.sight import sight_of
+from router.sources import FixedList, Follower, ListFile, Listing, ListUrl, Source
+from router.tally import Tally
+from router.watch import Rhythm, Watch
+
+log = logging.getLogger(__name__)
+
+SAMPLE_SECONDS = 1.0  # how often load is written down for the page
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which of the processes on one port this is, and where they meet."""
+
+    folder: Path | None = None
+    number: int = 0
+    port: int | None = None
+    """Set where another process has already chosen one."""
+
+
+class App:
+    """One process. Made and used on the loop it runs on."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        place: Place | None = None,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.settings = settings
+        self._place = place or Place()
+        self._now = now
+        self._wall = wall
+        self.fleet = Fleet(
+            policy=settings.policy,
+            slo_seconds=settings.slo_seconds,
+            rng=rng or random.Random(),
+        )
+        self.members = Members(self.fleet)
+        self.tally = Tally()
+        self.history = History()
+        self.scores = Scores(self.fleet, self.tally, self.history, wall=wall)
+        self._routes = Routes(
+            self.members,
+            replica_key=settings.replica_key,
+            first_byte_seconds_max=settings.first_byte_seconds_max,
+        )
+        self.watch = Watch(
+            self.members,
+            self.fleet,
+            Rhythm(
+                health_seconds=settings.health_seconds,
+                scrape_seconds=settings.scrape_seconds,
+                health_path=settings.health_path,
+            ),
+            now=now,
+            replica_key=settings.replica_key,
+        )
+        self.peers = Peers(self._asked, self._place.folder, self._place.number)
+        self.service = Service(
+            Rules(settings.api_key, settings.slo_seconds, settings.retries_max),
+            fleet=self.fleet,
+            members=self.members,
+            routes=self._routes,
+            scores=self.scores,
+            own=Endpoints(
+                self.members,
+                self,
+                is_draining=lambda: self.is_draining,
+                refresh_models=self.watch.refresh_models,
+            ),
+            now=now,
+        )
+        self.relay: RelayServer | None = None
+        self.is_draining = False
+        self._follower: Follower | None = None
+        self._sampler: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        assert self.relay is not None, "not started"
+        return self.relay.port
+
+    async def start(self) -> None:
+        """Raises SettingsError for a list or a port that cannot be had."""
+        source = source_of(self.settings, self._now)
+        try:
+            listing = await asyncio.to_thread(source.read)
+        except (ReplicaError, OSError) as error:
+            raise SettingsError(f"the list of replicas: {error}") from error
+        self._apply(listing)
+        try:
+            self.relay = await serve(
+                self.service,
+                host=self.settings.host,
+                port=self.settings.port if self._place.port is None else self._place.port,
+                limits=Limits(body_bytes_max=self.settings.body_bytes_max),
+                reuse_port=self.settings.workers > 1,
+                now=self._now,
+            )
+        except OSError as error:
+            where = f"{self.settings.host}:{self.settings.port}"
+            raise SettingsError(f"cannot listen on {where}: {error}; try another --port") from error
+        await self.peers.start()
+        loop = asyncio.get_running_loop()
+        self._follower = Follower(
+            source,
+            listing,
+            on_list=lambda listing: _soon(loop, lambda: self._apply(listing)),
+            on_trouble=lambda trouble: _soon(loop, lambda: self._no_list(trouble)),
+            every_seconds=self.settings.list_seconds,
+        )
+        self._follower.start()
+        self._sampler = asyncio.create_task(self._sample(), name="samples")
+
+    async def drain(self, deadline_seconds: float) -> None:
+        """No new connections; streams finish, for at most so long."""
+        self.is_draining = True
+        if self.relay is not None:
+            await self.relay.drain(deadline_seconds)
+
+    async def close(self) -> None:
+        if self._sampler is not None:
+            self._sampler.cancel()
+            await asyncio.gather(self._sampler, return_exceptions=True)
+        if self._follower is not None:
+            await asyncio.to_thread(self._follower.stop)
+        if self.relay is not None:
+            await self.relay.close()
+        await self.watch.stop()
+        await self.peers.close()
+
+    # -- what all processes on the port know (endpoints.Colleagues) ------------------------------
+
+    async def snapshots(self) -> list[Snapshot]:
+        return await self.peers.ask_all({"ask": "snapshot"})
+
+    async def drain_replica(self, replica: str, is_draining: bool) -> bool:
+        answers = await self.peers.ask_all(
+            {"ask": "drain", "replica": replica, "is_draining": is_draining}
+        )
+        return any(answer["known"] for answer in answers)
+
+    def _asked(self, question: dict[str, Any]) -> dict[str, Any]:
+        """A peer's question, or one's own."""
+        if question.get("ask") == "drain":
+            return {"known": self.members.drain(question["replica"], question["is_draining"])}
+        relay = self.relay
+        extra = {
+            "tokens_per_byte": self.scores.tokens_per_byte,
+            "connections": relay.connections if relay else 0,
+            "upstream_connections": relay.upstream_connections if relay else 0,
+        }
+        return {
+            "tally": self.tally.dump(),
+            "sight": sight_of(self.fleet.view(self._now()), self.members, extra),
+            "history": self.history.dump(),
+        }
+
+    # -- what happens by itself ------------------------------------------------------------------
+
+    def _apply(self, listing: Listing) -> None:
+        joined, left = self.members.apply(listing)
+        for name in left:
+            self._routes.forget(name)
+            self.tally.forget(name)
+        self.watch.follow()
+        if joined or left:
+            log.info("replicas: %d; joined: %s; left: %s", len(listing), joined, left)
+
+    def _no_list(self, trouble: str) -> None:
+        self.tally.count(("list_errors_total",))
+        log.warning("the list of replicas stays as it was: %s", trouble)
+
+    async def _sample(self) -> None:
+        while True:
+            bucket = self.history.at(self._wall())
+            for seen in self.fleet.view(self._now()).replicas:
+                bucket.in_flight[seen.replica] = seen.in_flight
+                bucket.pending_s[seen.replica] = round(seen.pending_s, 3)
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+
+def source_of(settings: Settings, now: Callable[[], float]) -> Source:
+    """Where the settings say that the replicas are. Raises SettingsError."""
+    try:
+        if settings.replicas:
+            return FixedList(list(settings.replicas))
+    except ReplicaError as error:
+        raise SettingsError(f"--replicas: {error}") from error
+    if settings.replica_file is not None:
+        if settings.replica_file.startswith(("http://", "https://")):
+            return ListUrl(settings.replica_file)
+        return ListFile(Path(settings.replica_file))
+    from router.announced import Namespace  # the store's part; other lists need none of it
+
+    assert settings.namespace is not None
+    return Namespace(
+        settings.namespace,
+        secret_file=settings.secret_file,
+        model=settings.model,
+        now=now,
+    )
+
+
+def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
+    """From the list's thread to the loop's, which may have ended meanwhile."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(act)

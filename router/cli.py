@@ -1,0 +1,188 @@
+"""The command `sharedfs-router`, also `python -m router`.
+
+Options become `Settings`; keys come from files or the environment, never from the command line,
+which every user of a machine can read. One process serves itself; with `--workers` this one
+supervises. Exit status: 0 ended by a signal, 2 it could not start like this (the text says why).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from router.app import App, Place
+from router.settings import Settings, SettingsError
+from router.supervisor import supervise
+
+log = logging.getLogger(__name__)
+
+API_KEY_VARIABLE = "SHAREDFS_ROUTER_API_KEY"
+REPLICA_KEY_VARIABLE = "SHAREDFS_ROUTER_REPLICA_KEY"
+WORKER_VARIABLE = "SHAREDFS_ROUTER_WORKER"
+"""`number:port:directory`; set by the supervisor for its workers."""
+
+ORPHAN_SECONDS = 1.0
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def run(
+    replicas: Annotated[str, typer.Option(help="URLs, separated by commas.")] = "",
+    replica_file: Annotated[
+        str | None, typer.Option(help="A file (or URL) with one URL a line; read again.")
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="The root in which replicas announce themselves.")
+    ] = None,
+    secret_file: Annotated[str | None, typer.Option(help="The namespace's secret.")] = None,
+    model: Annotated[str | None, typer.Option(help="Of a namespace: only this model's.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="0: any free one.")] = 9000,
+    workers: Annotated[int, typer.Option(help="Processes on the port.")] = 1,
+    policy: Annotated[str, typer.Option(help="How a replica is chosen.")] = "ttft",
+    slo_seconds: Annotated[
+        float | None, typer.Option(help="429 where the first token would take longer.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Exact mode: the directory of the model's tokenizer.")
+    ] = None,
+    kv_events: Annotated[bool, typer.Option(help="Subscribe to announced KV events.")] = False,
+    api_key_file: Annotated[Path | None, typer.Option(help=f"Or in {API_KEY_VARIABLE}.")] = None,
+    replica_key_file: Annotated[
+        Path | None, typer.Option(help=f"Or in {REPLICA_KEY_VARIABLE}.")
+    ] = None,
+    body_mib_max: Annotated[int, typer.Option(help="Larger requests get 413.")] = 64,
+    retries_max: Annotated[int, typer.Option(help="Other replicas tried.")] = 2,
+    first_byte_seconds_max: Annotated[
+        float, typer.Option(help="A replica silent for so long has failed.")
+    ] = 1800.0,
+    drain_seconds: Annotated[
+        float, typer.Option(help="SIGTERM lets streams finish for so long.")
+    ] = 30.0,
+    health_seconds: Annotated[float, typer.Option(help="Between two probes.")] = 1.0,
+    health_path: Annotated[str, typer.Option(help="What is probed.")] = "/health",
+    scrape_seconds: Annotated[float, typer.Option(help="Between two looks at metrics.")] = 1.0,
+    list_seconds: Annotated[float, typer.Option(help="Between two looks at the list.")] = 1.0,
+) -> None:
+    """An OpenAI-compatible load balancer: least estimated time to first token."""
+    try:
+        settings = Settings(
+            replicas=tuple(url for url in replicas.split(",") if url.strip()),
+            replica_file=replica_file,
+            namespace=namespace,
+            secret_file=secret_file,
+            model=model,
+            host=host,
+            port=port,
+            workers=workers,
+            policy=policy,
+            slo_seconds=slo_seconds,
+            tokenizer=tokenizer,
+            kv_events=kv_events,
+            api_key=_key(api_key_file, API_KEY_VARIABLE),
+            replica_key=_key(replica_key_file, REPLICA_KEY_VARIABLE),
+            body_bytes_max=body_mib_max << 20,
+            retries_max=retries_max,
+            first_byte_seconds_max=first_byte_seconds_max,
+            drain_seconds=drain_seconds,
+            health_seconds=health_seconds,
+            health_path=health_path,
+            scrape_seconds=scrape_seconds,
+            list_seconds=list_seconds,
+        )
+        status = _run(settings)
+    except SettingsError as error:
+        typer.echo(f"sharedfs-router: {error}", err=True)
+        raise typer.Exit(2) from error
+    raise typer.Exit(status)
+
+
+def _key(path: Path | None, variable: str) -> str | None:
+    if path is None:
+        return os.environ.get(variable)
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"the key's file: {error}") from error
+
+
+def _run(settings: Settings) -> int:
+    place = _place()
+    if settings.workers > 1 and place is None:
+        return supervise(
+            _start_worker,
+            host=settings.host,
+            port=settings.port,
+            workers=settings.workers,
+            drain_seconds=settings.drain_seconds,
+        )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, place or Place()))
+    return 0
+
+
+def _place() -> Place | None:
+    text = os.environ.get(WORKER_VARIABLE)
+    if text is None:
+        return None
+    number, port, folder = text.split(":", 2)
+    return Place(Path(folder), int(number), int(port))
+
+
+def _start_worker(number: int, port: int, folder: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, WORKER_VARIABLE: f"{number}:{port}:{folder}"}
+    command = [sys.executable, "-m", "router", *sys.argv[1:]]
+    # A group of its own: a terminal's Ctrl-C reaches it once, through the supervisor.
+    return subprocess.Popen(command, env=environment, process_group=0)
+
+
+async def _serve(settings: Settings, place: Place) -> None:
+    """Until SIGTERM or SIGINT; a second one ends the drain at once."""
+    router = App(settings, place)
+    signals: asyncio.Queue[None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, None)
+    orphaned = asyncio.create_task(_until_orphaned(signals)) if place.folder else None
+    try:
+        await router.start()
+        log.info("listening on %s:%d", settings.host, router.port)
+        await signals.get()
+        log.info("draining for at most %g s", settings.drain_seconds)
+        drained = asyncio.create_task(router.drain(settings.drain_seconds))
+        again = asyncio.create_task(signals.get())
+        await asyncio.wait({drained, again}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (drained, again):
+            task.cancel()
+        await asyncio.gather(drained, again, return_exceptions=True)
+    finally:
+        if orphaned is not None:
+            orphaned.cancel()
+        await router.close()
+
+
+async def _until_orphaned(signals: asyncio.Queue[None]) -> None:
+    """A worker whose supervisor was killed ends as if told to."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        await asyncio.sleep(ORPHAN_SECONDS)
+    signals.put_nowait(None)
+
+
+def main() -> None:
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    app(prog_name="sharedfs-router")

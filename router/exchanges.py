@@ -1,0 +1,235 @@
+"""Exchanges: what becomes of one request, told to the fleet, the breakers and the counts.
+
+`Decided` is a request that is prefilled: the fleet chose its replica and holds a reservation, which
+is closed exactly once however the request ends. `Passage` is everything else: any replica that
+takes requests, in turn.
+
+A request moves to another replica at once, and only while nothing of an answer has reached the
+client. Who is to blame: a broken connection counts against the replica; a 5xx only once another
+replica has answered the same request (what fails everywhere says nothing about one of them); a
+4xx never. It must not know sockets; times are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from router import answers
+from router.asks import Ask
+from router.members import Member, Members
+from router.outcome import Decision, Overload
+from router.relay.exchange import Attempt, Failure, Header, Reply
+from router.reports import usage_of
+from router.routes import Routes
+from router.scores import Scores
+
+RETRIED = frozenset({429, 500, 502, 503, 504})
+"""Answers another replica may improve on."""
+SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
+SAFE_PATHS = frozenset({b"/tokenize", b"/detokenize", b"/score", b"/v1/score", b"/rerank"})
+"""POSTs that change nothing: may be sent twice."""
+
+
+class Chooser(Protocol):
+    """What an exchange needs of the service: the next replica, and where to report to."""
+
+    members: Members
+    routes: Routes
+    scores: Scores
+    retries_max: int
+
+    def choose(
+        self, ask: Ask, now: float, exclude: frozenset[str]
+    ) -> Decision | Overload | None: ...
+
+
+class Decided:
+    """A request with a reservation. Implements `relay.exchange.Exchange`."""
+
+    __slots__ = (
+        "_ask", "_blamed", "_decision", "_is_ok", "_is_stream", "_kind", "_received_at", "_row",
+        "_sent_at", "_service", "_tried", "attempt",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        service: Chooser,
+        ask: Ask,
+        decision: Decision,
+        *,
+        kind: str,
+        is_stream: bool,
+        received_at: float,
+        now: float,
+    ) -> None:
+        self._service = service
+        self._ask = ask
+        self._kind = kind
+        self._is_stream = is_stream
+        self._received_at = received_at
+        self._sent_at = now
+        self._tried: frozenset[str] = frozenset()
+        self._blamed: list[tuple[str, str]] = []
+        self._is_ok = False
+        self._row: dict[str, Any] = {}
+        self.attempt = self._take(decision, now)
+
+    def sent(self, now: float) -> None:
+        self._sent_at = now
+        self._service.scores.fleet.sent(self._decision.ticket, now)
+
+    def head(self, status: int, headers: Sequence[Header], now: float) -> Attempt | None:
+        replica = self._decision.replica
+        if status in RETRIED:
+            other = self._another(f"status {status}", now)
+            if other is not None:
+                if status != 429:
+                    self._blamed.append((replica, f"answered {status}"))
+                return other
+        if status < 500:
+            for name, why in self._blamed:
+                self._service.members.failed(name, why, now)
+            self._service.members.answered(replica)
+        self._is_ok = status < 400
+        self._service.scores.answered(self._kind, status)
+        if not self._is_ok:
+            self._service.scores.fleet.released(self._decision.ticket, now)
+            self._row["outcome"] = str(status)
+        return None
+
+    def first_byte(self, now: float) -> None:
+        if not (self._is_ok and self._is_stream):
+            return  # otherwise the first byte is not the first token
+        self._service.scores.fleet.first_byte(self._decision.ticket, now)
+        self._service.scores.first_token(
+            self._decision, now - self._received_at, now - self._sent_at
+        )
+        self._row["ttft_ms"] = round(1e3 * (now - self._received_at), 1)
+
+    def failed(self, failure: Failure, detail: str, now: float) -> Attempt | Reply:
+        self._service.members.failed(self._decision.replica, f"{failure.value}: {detail}", now)
+        other = self._another(failure.value, now)
+        if other is not None:
+            return other
+        self._service.scores.fleet.released(self._decision.ticket, now)
+        status = 504 if failure is Failure.TIMEOUT else 502
+        self._service.scores.answered(self._kind, status)
+        self._row["outcome"] = failure.value
+        return answers.error(
+            status,
+            f"{self._decision.replica} did not answer ({failure.value}), and no other replica"
+            " can take the request",
+            "replica_failed",
+            *self.attempt.response_headers,
+        )
+
+    def ended(self, now: float, tail: bytes) -> None:
+        if not self._is_ok:
+            return  # its reservation is closed since its head
+        usage = usage_of(tail)
+        self._service.scores.ended(self._ask, self._decision, usage, now)
+        self._row["outcome"] = "answered"
+        if usage is not None and usage.cached_tokens is not None:
+            self._row["cached"] = usage.cached_tokens
+
+    def broken(self, now: float) -> None:
+        self._service.members.failed(self._decision.replica, "its stream broke off", now)
+        self._close("broken", now)
+
+    def abandoned(self, now: float) -> None:
+        self._close("abandoned", now)
+
+    def _close(self, outcome: str, now: float) -> None:
+        self._service.scores.fleet.released(self._decision.ticket, now)
+        self._service.scores.cut(self._decision.replica, outcome)
+        self._row["outcome"] = outcome
+
+    def _another(self, why: str, now: float) -> Attempt | None:
+        """The next replica's attempt, its reservation made and the last one's closed."""
+        if len(self._tried) > self._service.retries_max:
+            return None
+        last = self._decision
+        self._service.scores.fleet.released(last.ticket, now)
+        decision = self._service.choose(self._ask, now, self._tried)
+        if not isinstance(decision, Decision):
+            return None
+        self._service.scores.retried(last.replica, why)
+        return self._take(decision, now)
+
+    def _take(self, decision: Decision, now: float) -> Attempt:
+        """Goes to the decision's replica."""
+        self._decision = decision
+        self._sent_at = now
+        text = answers.reason(decision, len(self._tried))
+        self._row = self._service.scores.decided(self._ask, decision, self._kind, text)
+        self._tried |= {decision.replica}
+        self.attempt = self._service.routes.attempt(decision.replica, text)
+        return self.attempt
+
+
+class Passage:
+    """A request without a prompt. Implements `relay.exchange.Exchange`."""
+
+    __slots__ = ("_is_safe", "_member", "_service", "_tried", "attempt")
+
+    def __init__(self, service: Chooser, member: Member, is_safe: bool) -> None:
+        self._service = service
+        self._is_safe = is_safe
+        self._tried: frozenset[str] = frozenset()
+        self.attempt = self._take(member)
+
+    def sent(self, now: float) -> None:
+        """Nothing waits for it."""
+
+    def head(self, status: int, headers: Sequence[Header], now: float) -> Attempt | None:
+        if self._is_safe and status in RETRIED and (other := self._another(f"status {status}")):
+            return other
+        if status < 500:
+            self._service.members.answered(self._member.replica.id)
+        self._service.scores.answered("other", status)
+        return None
+
+    def first_byte(self, now: float) -> None:
+        """It has no first token."""
+
+    def failed(self, failure: Failure, detail: str, now: float) -> Attempt | Reply:
+        name = self._member.replica.id
+        self._service.members.failed(name, f"{failure.value}: {detail}", now)
+        if self._is_safe or failure is Failure.CONNECT:
+            other = self._another(failure.value)
+            if other is not None:
+                return other
+        status = 504 if failure is Failure.TIMEOUT else 502
+        self._service.scores.answered("other", status)
+        return answers.error(
+            status,
+            f"{name} did not answer ({failure.value})",
+            "replica_failed",
+            *self.attempt.response_headers,
+        )
+
+    def ended(self, now: float, tail: bytes) -> None:
+        """It holds no reservation."""
+
+    def broken(self, now: float) -> None:
+        self._service.members.failed(self._member.replica.id, "its answer broke off", now)
+        self._service.scores.cut(self._member.replica.id, "broken")
+
+    def abandoned(self, now: float) -> None:
+        self._service.scores.cut(self._member.replica.id, "abandoned")
+
+    def _another(self, why: str) -> Attempt | None:
+        if len(self._tried) > self._service.retries_max:
+            return None
+        member = self._service.members.next_ready(self._tried)
+        if member is None:
+            return None
+        self._service.scores.retried(self._member.replica.id, why)
+        return self._take(member)
+
+    def _take(self, member: Member) -> Attempt:
+        self._member = member
+        self._tried |= {member.replica.id}
+        self.attempt = self._service.routes.attempt(member.replica.id, b"any-ready")
+        return self.attempt

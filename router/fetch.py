@@ -1,0 +1,91 @@
+"""Fetch: one small HTTP request of the router's own, for probes, models and numbers.
+
+Returns the status and the body, or raises FetchError: whatever goes wrong on the network is
+translated here. Every fetch has a deadline and a limit on what it accepts. A connection serves one
+fetch: probes must notice a replica that takes no new connections. Clients' requests never come this
+way (`relay` moves them), so nothing here can touch a count of load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from functools import cache
+
+import httptools
+
+from router.replicas import Replica
+
+BYTES_MAX = 8 << 20  # a busy vLLM's /metrics has a few hundred kB
+PIECE_BYTES = 64 << 10
+
+
+class FetchError(Exception):
+    """No usable answer: no connection, none in time, too long, or not HTTP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    status: int
+    body: bytes
+
+
+class _Answer:
+    """What httptools' parser calls."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.is_complete = False
+
+    def on_body(self, piece: bytes) -> None:
+        self.pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """The system's certificates; made once, reading them takes tens of milliseconds."""
+    return ssl.create_default_context()
+
+
+async def fetch(
+    replica: Replica, path: str, *, deadline_seconds: float, key: str | None = None
+) -> Fetched:
+    """GET `path` from a replica. `key` goes along as a bearer token."""
+    try:
+        async with asyncio.timeout(deadline_seconds):
+            return await _fetch(replica, path, key)
+    except TimeoutError as error:
+        raise FetchError(f"no answer within {deadline_seconds:g} s") from error
+    except (OSError, asyncio.IncompleteReadError, httptools.HttpParserError) as error:
+        raise FetchError(str(error) or type(error).__name__) from error
+
+
+async def _fetch(replica: Replica, path: str, key: str | None) -> Fetched:
+    tls = tls_context() if replica.is_tls else None
+    reader, writer = await asyncio.open_connection(replica.host, replica.port, ssl=tls)
+    try:
+        head = f"GET {replica.path}{path} HTTP/1.1\r\nhost: {replica.host}:{replica.port}\r\n"
+        if key:
+            head += f"authorization: Bearer {key}\r\n"
+        writer.write(f"{head}accept: */*\r\nconnection: close\r\n\r\n".encode())
+        answer = _Answer()
+        parser = httptools.HttpResponseParser(answer)
+        received = 0
+        while not answer.is_complete:
+            piece = await reader.read(PIECE_BYTES)
+            if not piece:
+                break
+            received += len(piece)
+            if received > BYTES_MAX:
+                raise FetchError(f"an answer of more than {BYTES_MAX} bytes")
+            parser.feed_data(piece)
+        status = parser.get_status_code()
+        if not status:
+            raise FetchError("the connection closed before an answer")
+        return Fetched(status, b"".join(answer.pieces))
+    finally:
+        writer.transport.abort()  # nothing is left to send, and waiting could hang

@@ -1,0 +1,138 @@
+"""Sources: where the list of replicas comes from, and reading it again while the router runs.
+
+A fixed list, a list file, a URL that serves such a list, or a namespace in which replicas announce
+themselves. Reading may block (a shared file system may hang for minutes), so one thread reads,
+and the event loop only ever gets complete lists. A list that cannot be read or understood changes
+nothing: the last good one stays, and the trouble is reported once for each new text.
+"""
+
+from __future__ import annotations
+
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from router.replicas import Replica, ReplicaError, listed
+
+BYTES_MAX = 1 << 20
+URL_DEADLINE_SECONDS = 5.0
+STOP_SECONDS = 2.0
+
+Listing = dict[str, Replica]
+
+
+class Source(Protocol):
+    """Read by one thread at a time."""
+
+    can_change: bool
+
+    def read(self) -> Listing:
+        """The list as it is now. Raises ReplicaError or OSError."""
+
+
+class FixedList:
+    """What stood on the command line."""
+
+    can_change = False
+
+    def __init__(self, urls: list[str]) -> None:
+        self._listing = listed(urls)
+
+    def read(self) -> Listing:
+        return self._listing
+
+
+class ListFile:
+    """One URL a line; replaced or edited in place while the router runs."""
+
+    can_change = True
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> Listing:
+        with self._path.open("rb") as file:
+            return _listing(file.read(BYTES_MAX + 1), str(self._path))
+
+
+class ListUrl:
+    """The same text, served by somebody."""
+
+    can_change = True
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def read(self) -> Listing:
+        try:
+            with urllib.request.urlopen(self._url, timeout=URL_DEADLINE_SECONDS) as answer:
+                return _listing(answer.read(BYTES_MAX + 1), self._url)
+        except urllib.error.URLError as error:
+            raise ReplicaError(f"{self._url}: {error.reason}") from error
+
+
+def _listing(data: bytes, name: str) -> Listing:
+    if len(data) > BYTES_MAX:
+        raise ReplicaError(f"{name}: a list of replicas has at most {BYTES_MAX} bytes")
+    try:
+        return listed(data.decode().splitlines())
+    except UnicodeDecodeError as error:
+        raise ReplicaError(f"{name} is not text: {error}") from error
+    except ReplicaError as error:
+        raise ReplicaError(f"{name}: {error}") from error
+
+
+class Follower:
+    """Reads a source again and again on a thread of its own, and hands on what changed.
+
+    `on_list` and `on_trouble` are called on that thread. The thread is a daemon because a read of a
+    dead file system cannot be ended; `stop` waits for it only so long.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        last: Listing,
+        *,
+        on_list: Callable[[Listing], None],
+        on_trouble: Callable[[str], None],
+        every_seconds: float = 1.0,
+    ) -> None:
+        self._source = source
+        self._last = last
+        self._on_list = on_list
+        self._on_trouble = on_trouble
+        self._every_seconds = every_seconds
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="replica-list", daemon=True)
+        self._trouble = ""
+
+    def start(self) -> None:
+        if self._source.can_change:
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(STOP_SECONDS)
+
+    def look(self) -> None:
+        """Reads once."""
+        try:
+            listing = self._source.read()
+        except (ReplicaError, OSError) as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                self._on_trouble(self._trouble)
+            return
+        self._trouble = ""
+        if listing != self._last:
+            self._last = listing
+            self._on_list(listing)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._every_seconds):
+            self.look()

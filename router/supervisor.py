@@ -1,0 +1,80 @@
+"""Supervisor: several router processes on one port; started, restarted and ended together.
+
+The kernel spreads connections over all sockets that listen on the port with SO_REUSEPORT. The
+supervisor holds the port with a socket that never listens, so that it is known and stays ours while
+processes come and go, and a private directory in which they meet (`peers`). A process that dies is
+started again after a pause. Signals reach the supervisor, which passes them on and waits.
+
+It must not know what a worker does; how to start one is an argument.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from router.settings import SettingsError
+
+log = logging.getLogger(__name__)
+
+RESTART_PAUSE_SECONDS = 1.0
+GRACE_SECONDS = 5.0
+"""On top of the drain: from its end until a worker is killed."""
+
+Start = Callable[[int, int, Path], subprocess.Popen[bytes]]
+"""Starts worker `number` on a port, meeting the others in a directory."""
+
+
+@contextmanager
+def held_port(host: str, port: int) -> Iterator[int]:
+    """The port, ours until the end, without a connection ever arriving here."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            holder.bind((host, port))
+        except OSError as error:
+            raise SettingsError(f"cannot listen on {host}:{port}: {error}") from error
+        yield holder.getsockname()[1]
+
+
+def supervise(start: Start, *, host: str, port: int, workers: int, drain_seconds: float) -> int:
+    """Runs `workers` processes until SIGTERM or SIGINT; 0 if all then ended by themselves."""
+    stopping = threading.Event()
+    for known in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(known, lambda *_: stopping.set())
+    with (
+        held_port(host, port) as at,
+        tempfile.TemporaryDirectory(prefix="sharedfs-router-") as folder,
+    ):
+        log.info("listening on %s:%d with %d processes", host, at, workers)
+        running = [start(number, at, Path(folder)) for number in range(workers)]
+        while not stopping.wait(RESTART_PAUSE_SECONDS):
+            for number, process in enumerate(running):
+                if process.poll() is None:
+                    continue
+                log.error("process %d ended with %d: started again", number, process.returncode)
+                running[number] = start(number, at, Path(folder))
+        return _end(running, drain_seconds + GRACE_SECONDS)
+
+
+def _end(running: list[subprocess.Popen[bytes]], seconds: float) -> int:
+    for process in running:
+        process.terminate()
+    ended_well = True
+    for process in running:
+        try:
+            ended_well &= process.wait(seconds) == 0
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            ended_well = False
+    return 0 if ended_well else 1

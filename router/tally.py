@@ -1,0 +1,113 @@
+"""Tally: counters and histograms as plain numbers that several processes' can be added up.
+
+A series is a tuple: the metric's name, then its label values. Buckets are shared by all times,
+from 1 ms to 10 minutes, each about half as long again as the one before it. Names, help texts and
+the page Prometheus reads are `metrics`. Series are bounded: past `SERIES_MAX` of one metric the
+rest is counted under `other`, and a replica's go when it leaves.
+
+Of the event loop's thread; a call costs about a microsecond, every request makes some ten.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Any
+
+Series = tuple[str, ...]
+
+BOUNDS_SECONDS = (
+    0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075,
+    0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5,
+    10.0, 15.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 300.0, 600.0,
+)  # fmt: skip
+SERIES_MAX = 2048
+
+
+class Tally:
+    """One process's counts."""
+
+    def __init__(self) -> None:
+        self.counters: dict[Series, float] = {}
+        self.histograms: dict[Series, Histogram] = {}
+
+    def count(self, series: Series, by: float = 1.0) -> None:
+        counters = self.counters
+        if series in counters:
+            counters[series] += by
+        else:
+            series = self._bounded(counters, series)
+            counters[series] = counters.get(series, 0.0) + by
+
+    def observe(self, series: Series, seconds: float) -> None:
+        histogram = self.histograms.get(series)
+        if histogram is None:
+            series = self._bounded(self.histograms, series)
+            histogram = self.histograms.setdefault(series, Histogram())
+        histogram.add(seconds)
+
+    def forget(self, label: str) -> None:
+        """Drops every series with this label value: a replica that left."""
+        for table in (self.counters, self.histograms):
+            for series in [series for series in table if label in series[1:]]:
+                del table[series]
+
+    def dump(self) -> dict[str, Any]:
+        """Plain values for `merge` in another process."""
+        return {
+            "counters": [[list(series), value] for series, value in self.counters.items()],
+            "histograms": [
+                [list(series), known.counts, known.total]
+                for series, known in self.histograms.items()
+            ],
+        }
+
+    def merge(self, dump: dict[str, Any]) -> None:
+        """Adds what another process dumped."""
+        for series, value in dump["counters"]:
+            self.count(tuple(series), value)
+        for series, counts, total in dump["histograms"]:
+            known = self.histograms.setdefault(tuple(series), Histogram())
+            known.merge(counts, total)
+
+    @staticmethod
+    def _bounded(table: Iterable[Series], series: Series) -> Series:
+        if len(series) > 1 and sum(known[0] == series[0] for known in table) >= SERIES_MAX:
+            return (series[0], *("other" for _ in series[1:]))
+        return series
+
+
+class Histogram:
+    """Counts by bucket; the last is everything above the highest bound."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_SECONDS) + 1)
+        self.total = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(BOUNDS_SECONDS, seconds)] += 1
+        self.total += seconds
+
+    def merge(self, counts: list[int], total: float) -> None:
+        self.counts = [mine + other for mine, other in zip(self.counts, counts, strict=True)]
+        self.total += total
+
+    def quantile(self, share: float) -> float | None:
+        """The bound below which this share of the values lies, to within a bucket's width."""
+        return quantile(self.counts, share)
+
+
+def quantile(counts: list[int], share: float) -> float | None:
+    """Of bucket counts; interpolated within the bucket. None: nothing was counted."""
+    wanted = share * sum(counts)
+    if not wanted:
+        return None
+    for index, count in enumerate(counts):
+        if count and wanted <= count:
+            low = BOUNDS_SECONDS[index - 1] if index else 0.0
+            high = BOUNDS_SECONDS[min(index, len(BOUNDS_SECONDS) - 1)]
+            return low + (high - low) * wanted / count
+        wanted -= count
+    return BOUNDS_SECONDS[-1]
