@@ -41,8 +41,8 @@ class Constants:
     """KV a replica's GPU holds, until its metrics tell."""
     host_tokens: int = 1600 * 512
     """KV a replica's host memory holds; 0: it keeps none there."""
-    output_tokens: int = 256
-    """Of a request that names no limit."""
+    shared_blocks: int = 1 << 18
+    """Blocks the router remembers to be in the shared tier, where no catalog tells it."""
 
     throughput_weight: float = 0.5
     """theta: how much a second of GPU time, which others wait for, counts against the choice."""

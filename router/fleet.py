@@ -1,16 +1,22 @@
 """The fleet: chooses a replica for each request, reserves it, and learns from what happens.
 
-One object of one event loop: `choose` decides and reserves without letting anything come between.
-It must not know HTTP, URLs or health checks, and reads no clock: `now` is an argument.
+One object of one event loop: `choose` decides and reserves without letting anything come between,
+and its answer depends on the request, the fleet's state, the time and the given randomness alone.
+It must not know HTTP, URLs or health checks, and reads no clock: `now` is an argument. All state is
+bounded: by the replicas, their caches, and the open tickets.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable
 
 from router.asks import Ask, Usage
+from router.choice import least
+from router.common import Common
 from router.constants import Constants
+from router.estimate import Estimate, Held, Pressure, estimate
 from router.outcome import (
     Costs,
     Decision,
@@ -20,7 +26,10 @@ from router.outcome import (
     ReplicaState,
     ReplicaView,
 )
-from router.tickets import Ticket
+from router.policies import POLICIES, RADIX_TOKENS, Standing
+from router.replica import Replica
+from router.shadow import Holder, Path, Tree
+from router.tickets import Rival, Ticket
 
 __all__ = [
     "Constants",
@@ -48,7 +57,32 @@ class Fleet:
         slo_seconds: float | None = None,
         rng: random.Random,
     ) -> None:
+        if policy not in POLICIES:
+            raise ValueError(f"no policy {policy!r}: one of {', '.join(POLICIES)}")
         self.constants = constants or Constants()
+        self.policy = policy
+        self.slo_seconds = slo_seconds
+        self._score = POLICIES[policy]
+        self._memory_tokens = RADIX_TOKENS if policy == "radix" else 0
+        self._rng = rng
+        self._replicas: dict[str, Replica] = {}
+        self._tree = Tree()
+        self._shared = Holder(self.constants.shared_blocks)
+        self._common = Common()
+        self._turn = 0
+        self._reservations = 0
+        self._decisions: Counter[str] = Counter()
+        self._overloads = 0
+        self._regret_seconds = 0.0
+        self._regrets = 0
+        self._predicted = 0
+        self._reported = 0
+        self._block_tokens = 1.0
+
+    @property
+    def reservations(self) -> int:
+        """Open tickets."""
+        return self._reservations
 
     def join(
         self,
@@ -59,53 +93,306 @@ class Fleet:
         host_tokens: int | None = None,
     ) -> None:
         """A replica that may be chosen from now on; known already: its figures are replaced."""
-        raise NotImplementedError
+        known = self._replicas.get(replica)
+        if known is None:
+            known = self._replicas[replica] = Replica(replica, self.constants)
+        if kv_bytes_per_token is not None:
+            known.is_figured(self.constants, kv_bytes_per_token)
+        if gpu_tokens is not None:
+            known.gpu_tokens, known.has_known_gpu = gpu_tokens, True
+        if host_tokens is not None:
+            known.host_tokens = host_tokens
 
     def leave(self, replica: str) -> None:
         """Gone. Its open tickets stay valid and may still be closed."""
-        raise NotImplementedError
+        known = self._replicas.pop(replica, None)
+        if known is not None:
+            for holder in (known.gpu, known.host, known.memory):
+                self._tree.clear(holder)
+            del self._decisions[replica]
 
     def set_state(self, replica: str, state: ReplicaState) -> None:
         """Who may be chosen; load and what was learned stay as they are."""
-        raise NotImplementedError
+        known = self._replicas.get(replica)
+        if known is not None:
+            known.state = state
 
     def choose(
         self, ask: Ask, now: float, *, exclude: frozenset[str] = frozenset()
     ) -> Decision | Overload | None:
         """The replica for a request, reserved; None if no replica can take it."""
-        raise NotImplementedError
+        replicas = [
+            each
+            for each in self._replicas.values()
+            if each.takes_requests() and each.name not in exclude
+        ]
+        if not replicas:
+            return None
+        path = self._tree.find(ask.blocks)
+        depths = path.depths()
+        estimates = self._estimates(ask, replicas, path, depths, now)
+        standings = [
+            Standing(
+                each.name,
+                each.place,
+                each.load.in_flight,
+                each.load.waiting(now),
+                each.load.kv_usage,
+                depths.get(each.memory, 0) * ask.block_tokens,
+                each.memory.used,
+            )
+            for each in replicas
+        ]
+        scores = self._score(estimates, standings, ask.affinity, self._turn)
+        best, second = least(scores, self._rng)
+        if self.slo_seconds is not None:
+            quickest = min(each.total_s for each in estimates)
+            if quickest > self.slo_seconds:
+                self._overloads += 1
+                return Overload(quickest, quickest - self.slo_seconds)
+        rival = None if second is None else (replicas[second], estimates[second])
+        return self._reserve(ask, path, depths, replicas[best], estimates[best], rival, now)
+
+    def _estimates(
+        self,
+        ask: Ask,
+        replicas: list[Replica],
+        path: Path,
+        depths: dict[Holder, int],
+        now: float,
+    ) -> list[Estimate]:
+        size = ask.block_tokens
+        shared = 0.0
+        if self.constants.has_shared_tier:
+            shared = ask.shared_tokens or 0.0
+            if ask.shared_tokens is None:
+                shared = path.depth_since(self._shared, now) * size
+        common = min(self._common.blocks, len(ask.blocks)) * size
+        found = []
+        for each in replicas:
+            gpu = depths.get(each.gpu, 0)
+            host = depths.get(each.host, 0)
+            if each.exact is not None:
+                gpu = each.exact_depth(ask.blocks)
+            trust = size * each.trust.value
+            load, speed = each.load, each.speed
+            held = Held(
+                max(1, ask.prompt_tokens),
+                gpu * trust,
+                max(0, host - gpu) * trust,
+                shared,
+                common,
+            )
+            pressure = Pressure(
+                load.queue_s(now), load.io_wait_s(now), load.decodes(now), load.kv_usage
+            )
+            found.append(estimate(held, pressure, speed.prefill, speed.loading, self.constants))
+        return found
+
+    def _reserve(
+        self,
+        ask: Ask,
+        path: Path,
+        depths: dict[Holder, int],
+        chosen: Replica,
+        costs: Estimate,
+        rival: tuple[Replica, Estimate] | None,
+        now: float,
+    ) -> Decision:
+        ticket = Ticket(
+            chosen.name,
+            ask.blocks,
+            ask.block_tokens,
+            ask.prompt_tokens,
+            costs.gpu_tokens,
+            costs.host_tokens,
+            costs.shared_tokens,
+            costs.compute_s,
+            costs.local_s + costs.shared_s,
+            costs.load_s,
+            costs.local_s,
+            now,
+            max(depths.get(chosen.gpu, 0), depths.get(chosen.host, 0)),
+        )
+        ticket.io_waited_s = costs.shared_s - costs.load_s
+        if rival is not None:
+            other, theirs = rival
+            last = next(reversed(other.load.pending), None)
+            ticket.rival = Rival(last, theirs.local_s + theirs.shared_s, theirs.compute_s)
+        chosen.load.add(ticket, now)
+        chosen.size(ask.block_tokens, self._memory_tokens)
+        holders = [chosen.gpu, chosen.host]
+        if self._memory_tokens:
+            holders.append(chosen.memory)
+        self._tree.touch(path, holders)
+        self._common.saw(ask.blocks)
+        self._block_tokens = ask.block_tokens
+        self._turn += 1
+        self._reservations += 1
+        self._decisions[chosen.name] += 1
+        return Decision(
+            chosen.name,
+            Costs(
+                costs.queue_s,
+                costs.local_s,
+                costs.shared_s,
+                costs.compute_s,
+                costs.total_s,
+                costs.cost_s,
+            ),
+            None if rival is None else rival[0].name,
+            None if rival is None else rival[1].total_s,
+            int(costs.gpu_tokens),
+            int(costs.host_tokens),
+            int(costs.shared_tokens),
+            costs.shared_tokens > 0,
+            ticket,
+        )
 
     def sent(self, ticket: Ticket, now: float) -> None:
         """The request has left for the replica."""
-        raise NotImplementedError
+        if ticket.is_open and ticket.sent_at is None:
+            ticket.sent_at = now
 
     def first_byte(self, ticket: Ticket, now: float) -> None:
-        """The first token is here: its prefill is done."""
-        raise NotImplementedError
+        """The first token is here: its prefill is done, others can soon load what it made."""
+        if not ticket.is_open or ticket.first_at is not None:
+            return
+        ticket.first_at = now
+        known = self._replicas.get(ticket.replica)
+        if known is None:
+            return
+        known.load.first(ticket, now)
+        self._look_back(ticket, now)
+        if self.constants.has_shared_tier:
+            path = self._tree.find(ticket.blocks)
+            self._tree.touch(path, [self._shared], now + self.constants.visibility_seconds)
+
+    def _look_back(self, ticket: Ticket, now: float) -> None:
+        """Regret: what the runner-up would have saved, knowing when it would have been free."""
+        rival, ticket.rival = ticket.rival, None
+        if rival is None:
+            return
+        waited = 0.0
+        if rival.last is not None:
+            free_at = rival.last.first_at
+            if free_at is None:  # still not free: we are served sooner; or it failed, and
+                free_at = now if rival.last.is_open else ticket.chosen_at  # nobody waited for it
+            waited = max(0.0, free_at - ticket.chosen_at)
+        theirs = max(waited, rival.io_s) + rival.compute_s
+        self._regrets += 1
+        self._regret_seconds += max(0.0, now - ticket.chosen_at - theirs)
 
     def ended(self, ticket: Ticket, now: float, usage: Usage | None) -> None:
         """Answered in full. Frees the reservation; learns from what was reported."""
-        raise NotImplementedError
+        if not ticket.is_open:
+            return
+        if ticket.first_at is None:
+            self.first_byte(ticket, now)
+        self._close(ticket, now)
+        known = self._replicas.get(ticket.replica)
+        if known is not None:
+            self._learn(known, ticket, usage)
+
+    def _learn(self, known: Replica, ticket: Ticket, usage: Usage | None) -> None:
+        cached, prompt = ticket.cached_tokens, float(ticket.prompt_tokens)
+        if usage is not None and usage.prompt_tokens:
+            cached *= usage.prompt_tokens / max(1, ticket.prompt_tokens)
+            prompt = float(usage.prompt_tokens)
+        if usage is not None and usage.cached_tokens is not None:
+            known.reported(cached, usage.cached_tokens, ticket.block_tokens)
+            self._predicted += int(cached)
+            self._reported += usage.cached_tokens
+            if ticket.shared_tokens and usage.cached_tokens < cached - ticket.block_tokens:
+                return  # what it loaded is not known
+            cached = min(float(usage.cached_tokens), prompt - 1)
+        assert ticket.first_at is not None
+        computed = max(1.0, prompt - cached)
+        slow = 1.0 + self.constants.decode_slowdown * ticket.decodes
+        speed = known.speed
+        dispatched = ticket.chosen_at if ticket.sent_at is None else ticket.sent_at
+        is_hidden = ticket.shared_tokens == 0 or (
+            ticket.began_at - dispatched > HIDDEN * ticket.io_s
+        )
+        if is_hidden:
+            seconds = (ticket.first_at - ticket.began_at) / slow
+            speed.saw_prefill(computed, prompt, seconds)
+        elif ticket.was_idle and ticket.io_waited_s == 0.0:
+            took = ticket.first_at - dispatched - slow * speed.prefill.seconds(computed, prompt)
+            speed.saw_load(ticket.shared_tokens, took - ticket.local_s)
 
     def released(self, ticket: Ticket, now: float) -> None:
         """Failed or abandoned. Frees the reservation; nothing is learned from it."""
-        raise NotImplementedError
+        if not ticket.is_open:
+            return
+        self._close(ticket, now)
+        known = self._replicas.get(ticket.replica)
+        if known is not None and ticket.first_at is None:
+            for holder in (known.gpu, known.host):
+                self._tree.cut(ticket.blocks, holder, ticket.known_blocks)
+
+    def _close(self, ticket: Ticket, now: float) -> None:
+        ticket.is_open, ticket.rival = False, None
+        self._reservations -= 1
+        known = self._replicas.get(ticket.replica)
+        if known is not None:
+            known.load.drop(ticket, now)
 
     def observe(self, replica: str, seen: Observation, now: float) -> None:
         """What the replica's metrics said just now."""
-        raise NotImplementedError
+        known = self._replicas.get(replica)
+        if known is not None:
+            known.observe(seen, now)
 
     def resident(
         self, replica: str, stored: Iterable[int], removed: Iterable[int], cleared: bool
     ) -> None:
         """Exactly what the replica's GPU gained and lost, in blocks of `Ask.blocks`."""
-        raise NotImplementedError
+        known = self._replicas.get(replica)
+        if known is not None:
+            known.resident(stored, removed, cleared)
 
     def view(self, now: float) -> FleetView:
         """The fleet as plain values."""
-        raise NotImplementedError
+        return FleetView(
+            policy=self.policy,
+            replicas=tuple(_view(each, now) for each in self._replicas.values()),
+            reservations=self._reservations,
+            decisions={(name, self.policy): count for name, count in self._decisions.items()},
+            overloads=self._overloads,
+            regret_seconds=self._regret_seconds,
+            regrets=self._regrets,
+            predicted_tokens=self._predicted,
+            reported_tokens=self._reported,
+            tree_blocks=self._tree.blocks,
+            common_tokens=int(self._common.blocks * self._block_tokens),
+        )
 
-    @property
-    def reservations(self) -> int:
-        """Open tickets."""
-        raise NotImplementedError
+
+HIDDEN = 1.0
+
+
+def _view(each: Replica, now: float) -> ReplicaView:
+    load, speed, trust = each.load, each.speed, each.trust
+    return ReplicaView(
+        replica=each.name,
+        state=each.state,
+        in_flight=load.in_flight,
+        pending=len(load.pending),
+        pending_s=load.queue_s(now),
+        decodes=load.decodes(now),
+        fixed_s=speed.prefill.fixed_seconds,
+        token_s=speed.prefill.token_seconds,
+        pair_s=speed.prefill.pair_seconds,
+        shared_bytes_per_s=speed.loading.bytes_per_second,
+        shared_latency_s=speed.loading.latency_seconds,
+        samples=speed.prefills,
+        trust=trust.value,
+        has_alarm=trust.has_alarm,
+        shadow_blocks=each.gpu.used + each.host.used,
+        kv_usage=load.kv_usage,
+        has_exact_residency=each.exact is not None,
+        external_hit_rate=each.external_hit_rate,
+        predicted_tokens=trust.predicted,
+        reported_tokens=trust.reported,
+    )

@@ -11,6 +11,16 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False)
+class Rival:
+    """What the runner-up promised, for hindsight."""
+
+    last: Ticket | None
+    """The last request before ours there, had we gone there; None: nothing was."""
+    io_s: float
+    compute_s: float
+
+
+@dataclass(slots=True, eq=False)
 class Ticket:
     """Mutable, of one event loop. Times are None until they come."""
 
@@ -18,23 +28,36 @@ class Ticket:
     blocks: Sequence[int]
     block_tokens: float
     prompt_tokens: int
-    output_tokens: int
-    local_tokens: int
-    host_tokens: int
-    shared_tokens: int
+    local_tokens: float
+    host_tokens: float
+    shared_tokens: float
     compute_s: float
-    """Predicted GPU time."""
+    """Predicted GPU time, slowed by decodes."""
     io_s: float
     """Predicted time from dispatch until what is to be loaded is there."""
     load_s: float
     """The shared part of it, without waiting for other loads."""
+    local_s: float
+    """The part from host memory."""
     chosen_at: float
+    known_blocks: int
+    """Blocks of the prompt the replica was thought to hold before."""
+    rival: Rival | None = None
     ready_at: float = 0.0
     """When its loads should be done."""
+    decodes: int = 0
+    """Running beside its prefill."""
     sent_at: float | None = None
     first_at: float | None = None
     began_at: float = 0.0
     """When its prefill could begin at the earliest; known at the first byte."""
-    slow: float = 1.0
-    """What running decodes made of a second of prefill, when it began."""
+    was_idle: bool = False
+    """Nothing was before it when it came."""
+    io_waited_s: float = 0.0
+    """Predicted wait for earlier loads."""
     is_open: bool = True
+
+    @property
+    def cached_tokens(self) -> float:
+        """What the engine should report as cached."""
+        return self.local_tokens + self.host_tokens + self.shared_tokens

@@ -22,8 +22,8 @@ LAYERS = {
     "layout": "layout",
     "ground": "bounds exceptions fairlock identity identity_cache rules runtime settings weights",
     "files": "files",
-    "values": "audit buffers capacity columns context depth dirty gate keyring misses packcheck"
-    " retention stats",
+    "values": "audit buffers capacity columns context depth dirty economics gate keyring misses"
+    " packcheck retention stats",
     "data path": "fdcache packjob reader readplan readqueue readtask writeplan writer",
     "catalog": "catalog catalog_values entries facts indexing keytable ledger packtable rows",
     "journal": "namespace opening publisher realms refresh snapshots snapshotter",

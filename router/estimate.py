@@ -1,0 +1,114 @@
+"""Estimate: time to first token of one request on one replica, in seconds. Pure.
+
+    T_gpu = c0 + c1*u + c2*u*(L - u/2)
+    T_io  = d*k/B_pcie + (s>0)*(wait for earlier loads + l + s*k/B_w)
+    TTFT  = max(W, T_io) + slow*T_gpu            slow = 1 + g*decodes
+    cost  = TTFT + theta*slow*T_gpu + phi*max(0, kv_usage - 0.9) - psi*retain
+
+for a prompt of L tokens of which the replica holds h in its GPU and d more in host memory, the
+shared tier s more, and u are computed; W is the prefill it has before it. Loading overlaps with
+queueing. The shared part is used only where loading it is quicker than computing it. `cost` is what
+choices compare: a prefix that nearly every request has is not charged to the one that brings it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from router.constants import Constants
+from sharedfs_backend.economics import Loading, Prefill
+
+PRESSURE_FROM = 0.9
+"""Share of the KV cache in use above which engines begin to preempt."""
+
+
+class Held(NamedTuple):
+    """Tokens of one prompt, and who has them. A prefix each, one after the other."""
+
+    prompt: int
+    """L"""
+    gpu: float
+    """h"""
+    host: float
+    """d, beyond h"""
+    shared: float
+    """S, from the prompt's start; most of it may be held locally too"""
+    common: float = 0.0
+    """What most recent requests share, from the prompt's start."""
+
+
+class Pressure(NamedTuple):
+    """What a replica has to do besides."""
+
+    queue_s: float
+    """W"""
+    io_wait_s: float
+    decodes: int
+    kv_usage: float
+
+
+class Estimate(NamedTuple):
+    """Seconds and tokens; `total_s` is the TTFT."""
+
+    queue_s: float
+    local_s: float
+    shared_s: float
+    compute_s: float
+    total_s: float
+    cost_s: float
+    slow: float
+    prompt_tokens: int
+    gpu_tokens: float
+    host_tokens: float
+    shared_tokens: float
+    """s: those that will be loaded."""
+    computed_tokens: float
+    """u"""
+    load_s: float
+    """l + s*k/B_w: the load alone."""
+
+
+def estimate(
+    held: Held, pressure: Pressure, prefill: Prefill, loading: Loading, constants: Constants
+) -> Estimate:
+    """The estimate for one replica, with that replica's own learned costs."""
+    prompt = held.prompt
+    most = prompt - 1.0  # the last token is always computed
+    gpu = min(held.gpu, most)
+    host = min(held.host, most - gpu)
+    shared = min(held.shared, most) - gpu - host
+    computed = prompt - gpu - host
+    busy_s = prefill.seconds(computed, prompt)
+    load_s = 0.0
+    if shared > 0:
+        rest_s = prefill.seconds(computed - shared, prompt)
+        load_s = loading.seconds(shared)
+        if load_s < busy_s - rest_s or not constants.is_load_gated:
+            computed -= shared
+            busy_s = rest_s
+        else:
+            shared = load_s = 0.0
+    else:
+        shared = 0.0
+    local_s = host * loading.bytes_per_token / constants.host_bytes_per_second
+    shared_s = pressure.io_wait_s + load_s if shared else 0.0
+    slow = 1.0 + constants.decode_slowdown * pressure.decodes
+    compute_s = slow * busy_s
+    total_s = max(pressure.queue_s, local_s + shared_s) + compute_s
+
+    cost_s = total_s + constants.throughput_weight * compute_s
+    if pressure.kv_usage > PRESSURE_FROM:
+        cost_s += constants.pressure_seconds * (pressure.kv_usage - PRESSURE_FROM)
+    if constants.retain_weight:
+        alone = gpu + host - held.shared
+        if alone > 0:
+            saved = prefill.seconds(computed + alone, prompt) - busy_s
+            cost_s -= constants.retain_weight * saved
+    missing = min(held.common, most) - (prompt - computed)
+    if missing > 0:
+        saved = slow * (busy_s - prefill.seconds(computed - missing, prompt))
+        cost_s -= (1.0 + constants.throughput_weight) * saved
+    return Estimate(
+        pressure.queue_s, local_s, shared_s, compute_s, total_s, cost_s, slow,
+        prompt, gpu, host, shared, computed, load_s,
+    )  # fmt: skip

@@ -1,0 +1,118 @@
+"""Replica: all the router keeps about one replica. State of one event loop.
+
+Its load, its learned costs, what it is thought to hold (`gpu`, `host`, and `memory` for the policy
+that remembers where everything went), and how well that was borne out. Exact residency, where the
+engine tells of every block it gains and loses, replaces the GPU's shadow. Bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+from router.constants import Constants
+from router.learning import Speed, Trust
+from router.load import Load
+from router.outcome import Observation, ReplicaState
+from router.shadow import Holder, shared_run
+from sharedfs_backend.economics import Loading, Prefill
+
+EXACT_BLOCKS_MAX = 1 << 20
+"""Of one replica; past it the engine's events are no longer believed complete."""
+SHRINK = 0.9
+GROW = 1.002
+LEAST_SHARE = 0.05
+"""How a shadow's size follows reports: a block missing shrinks it, one found lets it grow."""
+
+
+class Replica:
+    """One replica; `share` scales what its caches are told to be able to hold."""
+
+    def __init__(self, name: str, constants: Constants) -> None:
+        self.name = name
+        self.place = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
+        self.state = ReplicaState.READY
+        self.load = Load()
+        self.trust = Trust()
+        self.gpu = Holder(0)
+        self.host = Holder(0)
+        self.memory = Holder(0)
+        self.exact: set[int] | None = None
+        self.share = 1.0
+        self.gpu_tokens: float = constants.gpu_tokens
+        self.host_tokens: float = constants.host_tokens
+        self.has_known_gpu = False
+        self.external_hit_rate: float | None = None
+        self.speed = self._speed(constants, constants.kv_bytes_per_token)
+
+    @staticmethod
+    def _speed(constants: Constants, kv_bytes_per_token: float) -> Speed:
+        return Speed(
+            Prefill(constants.fixed_seconds, constants.token_seconds, constants.pair_seconds),
+            Loading(
+                constants.shared_latency_seconds,
+                constants.shared_bytes_per_second,
+                kv_bytes_per_token,
+            ),
+        )
+
+    def is_figured(self, constants: Constants, kv_bytes_per_token: float) -> None:
+        """Its KV has another size: what was learned of loads starts anew."""
+        if kv_bytes_per_token != self.speed.loading.bytes_per_token:
+            self.speed = self._speed(constants, kv_bytes_per_token)
+
+    def takes_requests(self) -> bool:
+        """Whether it may be chosen; half open it gets one at a time."""
+        if self.state is ReplicaState.HALF_OPEN:
+            return self.load.in_flight == 0
+        return self.state is ReplicaState.READY
+
+    def size(self, block_tokens: float, memory_tokens: float) -> None:
+        """Capacities in blocks of this size."""
+        share = self.share / block_tokens
+        self.gpu.capacity = int(self.gpu_tokens * share)
+        self.host.capacity = int(self.host_tokens * share)
+        self.memory.capacity = int(memory_tokens / block_tokens)
+
+    def observe(self, seen: Observation, now: float) -> None:
+        """What its metrics said."""
+        self.load.observe(seen, now)
+        if seen.gpu_blocks and seen.block_tokens and not self.has_known_gpu:
+            self.gpu_tokens = float(seen.gpu_blocks * seen.block_tokens)
+        if seen.external_query_tokens and seen.external_hit_tokens is not None:
+            self.external_hit_rate = seen.external_hit_tokens / seen.external_query_tokens
+
+    def reported(self, predicted: float, reported: float, block_tokens: float) -> None:
+        """Cached tokens of an answered request. Less than predicted by more than a block: the
+        engine forgets sooner than its shadow."""
+        self.trust.saw(predicted, reported)
+        if predicted - reported > block_tokens + 0.02 * predicted:
+            self.share = max(LEAST_SHARE, self.share * SHRINK)
+        elif predicted > 0:
+            self.share = min(1.0, self.share * GROW)
+
+    def resident(self, stored: Iterable[int], removed: Iterable[int], cleared: bool) -> None:
+        """What its GPU gained and lost."""
+        if self.exact is None or cleared:
+            self.exact = set()
+        self.exact.update(stored)
+        self.exact.difference_update(removed)
+        if len(self.exact) > EXACT_BLOCKS_MAX:
+            self.exact = None
+
+    def exact_depth(self, blocks: Sequence[int]) -> int:
+        """Leading blocks its GPU holds by its own account, or will when what it was sent is done.
+
+        Engines free a prefix's end first, so what is held of a chain is a prefix of it.
+        """
+        assert self.exact is not None
+        low, high = 0, len(blocks) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if blocks[middle - 1] in self.exact:
+                low = middle
+            else:
+                high = middle
+        for ticket in self.load.pending:
+            low = max(low, shared_run(ticket.blocks, blocks) if ticket.blocks else 0)
+        return low

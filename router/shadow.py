@@ -1,0 +1,249 @@
+"""Shadow: what each replica is thought to hold, as a tree of prefixes with one LRU for each holder.
+
+A holder is a bounded cache: a replica's GPU, its host memory, or the shared tier. All share one
+tree, so one walk tells what every holder has of a prompt. An edge is a run of blocks; since a
+block's hash commits to all before it, comparing two runs is a bisection. Whoever holds a block
+holds all before it: prompts are touched from the last edge to the first, so the oldest is a leaf.
+
+Bounded by the holders' capacities: an edge nobody holds is dropped. Costs grow with the edges of a
+prompt, not its blocks. Not thread-safe. It must not know time (but for `since`), tokens or load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Holder:
+    """One bounded cache. `used` and `capacity` count blocks."""
+
+    __slots__ = ("capacity", "newest", "oldest", "used")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self.oldest: Entry | None = None
+        self.newest: Entry | None = None
+
+
+class Node:
+    """An edge of the tree: `blocks`, which follow `start` others. The root's are empty."""
+
+    __slots__ = ("blocks", "children", "entries", "parent", "start")
+
+    def __init__(self, parent: Node | None, start: int, blocks: Sequence[int]) -> None:
+        self.parent = parent
+        self.start = start
+        self.blocks = blocks
+        self.children: dict[int, Node] = {}
+        self.entries: dict[Holder, Entry] = {}
+
+
+class Entry:
+    """That a holder has the first `count` blocks of an edge, `since` a time of the caller's."""
+
+    __slots__ = ("count", "holder", "newer", "node", "older", "since")
+
+    def __init__(self, holder: Holder, node: Node, count: int, since: float) -> None:
+        self.holder = holder
+        self.node = node
+        self.count = count
+        self.since = since
+        self.older: Entry | None = None
+        self.newer: Entry | None = None
+
+
+class Path:
+    """Where a prompt's blocks lead: edges, the last one perhaps only in part (`common` blocks)."""
+
+    __slots__ = ("blocks", "common", "matched", "nodes")
+
+    def __init__(self, blocks: Sequence[int], nodes: list[Node], common: int, matched: int) -> None:
+        self.blocks = blocks
+        self.nodes = nodes
+        self.common = common
+        self.matched = matched
+
+    def depths(self) -> dict[Holder, int]:
+        """Blocks of the prompt each holder has; holders with none are not in it."""
+        found: dict[Holder, int] = {}
+        for node in self.nodes:
+            limit = self.matched - node.start
+            for holder, entry in node.entries.items():
+                count = entry.count
+                found[holder] = node.start + (count if count < limit else limit)
+        return found
+
+    def depth_since(self, holder: Holder, until: float) -> int:
+        """Blocks of the prompt a holder has had at time `until` already."""
+        depth = 0
+        for node in self.nodes:
+            entry = node.entries.get(holder)
+            if entry is None or entry.since > until:
+                break
+            depth = node.start + min(entry.count, self.matched - node.start)
+        return depth
+
+
+def shared_run(left: Sequence[int], right: Sequence[int], start: int = 0) -> int:
+    """How many blocks of `left` equal those of `right` from `start` on, of two hash chains."""
+    low, high = 0, min(len(left), len(right) - start)
+    if high <= 0 or left[0] != right[start]:
+        return 0
+    if left[high - 1] == right[start + high - 1]:
+        return high
+    while high - low > 1:  # the first `low` are equal, the first `high` are not
+        middle = (low + high) // 2
+        if left[middle - 1] == right[start + middle - 1]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class Tree:
+    """All prefixes somebody holds. `blocks` counts those in it."""
+
+    def __init__(self) -> None:
+        self.root = Node(None, 0, ())
+        self.blocks = 0
+
+    def find(self, blocks: Sequence[int]) -> Path:
+        """As far as the tree knows a prompt. Valid until the tree changes."""
+        node, nodes, position, common, total = self.root, [], 0, 0, len(blocks)
+        while position < total:
+            child = node.children.get(blocks[position])
+            if child is None:
+                break
+            common = shared_run(child.blocks, blocks, position)
+            nodes.append(child)
+            position += common
+            if common < len(child.blocks):
+                break
+            node = child
+        return Path(blocks, nodes, common, position)
+
+    def touch(self, path: Path, holders: Sequence[Holder], since: float = 0.0) -> None:
+        """The holders have the whole prompt now, most recently used. `path` is used up."""
+        nodes = path.nodes
+        if path.matched < len(path.blocks):
+            last = nodes[-1] if nodes else self.root
+            if nodes and path.common < len(last.blocks):
+                self._split(last, path.common)
+            fresh = Node(last, path.matched, path.blocks[path.matched :])
+            last.children[fresh.blocks[0]] = fresh
+            self.blocks += len(fresh.blocks)
+            nodes.append(fresh)
+        total = len(path.blocks)
+        for node in reversed(nodes):
+            count = min(len(node.blocks), total - node.start)
+            for holder in holders:
+                _hold(holder, node, count, since)
+        for holder in holders:
+            self.shrink(holder)
+
+    def _split(self, node: Node, at: int) -> None:
+        """Keeps the first blocks in `node`, so that its place in every LRU stands, and puts the
+        rest below, just older."""
+        lower = Node(node, node.start + at, node.blocks[at:])
+        lower.children, node.children = node.children, {lower.blocks[0]: lower}
+        for child in lower.children.values():
+            child.parent = lower
+        node.blocks = node.blocks[:at]
+        for holder, entry in node.entries.items():
+            if entry.count > at:
+                rest = Entry(holder, lower, entry.count - at, entry.since)
+                lower.entries[holder] = rest
+                entry.count = at
+                _link_before(rest, entry)
+
+    def shrink(self, holder: Holder) -> None:
+        """Forgets the least recently used of a holder until it is within its capacity."""
+        while holder.used > holder.capacity and holder.oldest is not None:
+            excess = holder.used - holder.capacity
+            entry = holder.oldest
+            if entry.count > excess:
+                entry.count -= excess
+                holder.used -= excess
+            else:
+                self._remove(entry)
+
+    def cut(self, blocks: Sequence[int], holder: Holder, depth: int) -> None:
+        """The holder has no more than `depth` of these blocks, and nothing that needs the rest."""
+        doomed: list[Node] = []
+        for node in self.find(blocks).nodes:
+            entry = node.entries.get(holder)
+            keep = depth - node.start
+            if entry is None or entry.count <= keep:
+                continue
+            doomed += node.children.values()
+            if keep > 0:
+                holder.used -= entry.count - keep
+                entry.count = keep
+            else:
+                self._remove(entry)
+            break
+        while doomed:
+            node = doomed.pop()
+            entry = node.entries.get(holder)
+            if entry is not None:
+                doomed += node.children.values()
+                self._remove(entry)
+
+    def clear(self, holder: Holder) -> None:
+        """The holder has nothing."""
+        while holder.oldest is not None:
+            self._remove(holder.oldest)
+
+    def _remove(self, entry: Entry) -> None:
+        _unlink(entry)
+        node: Node | None = entry.node
+        assert node is not None
+        entry.holder.used -= entry.count
+        del node.entries[entry.holder]
+        while node is not None and node.parent and not node.entries and not node.children:
+            self.blocks -= len(node.blocks)
+            del node.parent.children[node.blocks[0]]
+            node = node.parent
+
+
+def _hold(holder: Holder, node: Node, count: int, since: float) -> None:
+    entry = node.entries.get(holder)
+    if entry is None:
+        entry = node.entries[holder] = Entry(holder, node, count, since)
+        holder.used += count
+    else:
+        if count > entry.count:
+            holder.used += count - entry.count
+            entry.count, entry.since = count, since
+        if entry is holder.newest:
+            return
+        _unlink(entry)
+    entry.older, entry.newer = holder.newest, None
+    if holder.newest is None:
+        holder.oldest = entry
+    else:
+        holder.newest.newer = entry
+    holder.newest = entry
+
+
+def _link_before(entry: Entry, newer: Entry) -> None:
+    older = newer.older
+    entry.older, entry.newer, newer.older = older, newer, entry
+    if older is None:
+        entry.holder.oldest = entry
+    else:
+        older.newer = entry
+
+
+def _unlink(entry: Entry) -> None:
+    older, newer, holder = entry.older, entry.newer, entry.holder
+    if older is None:
+        holder.oldest = newer
+    else:
+        older.newer = newer
+    if newer is None:
+        holder.newest = older
+    else:
+        newer.older = older
+    entry.older = entry.newer = None
