@@ -102,7 +102,7 @@ def parse(
         except (TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
             return Parsed(model=model, stream=stream, error=f"{key} is malformed: {error}")
     seed = _seed(fields, model, token_count is not None)
-    blocks = _chain(data, seed, block_bytes, blocks_max)
+    blocks = chain(data, seed, block_bytes, blocks_max)
     return Parsed(
         model=model,
         stream=stream,
@@ -133,14 +133,20 @@ def ask_of(parsed: Parsed, tokens_per_byte: float = TOKENS_PER_BYTE) -> Ask:
     )
 
 
-def _chain(data: bytes, seed: int, block_bytes: int, blocks_max: int) -> list[int]:
-    """Hashes of the whole blocks of `data`."""
+def chain(data: bytes, seed: int, block_bytes: int, blocks_max: int) -> list[int]:
+    """Hashes of the whole blocks of `data`, each seeded with the one before."""
     blocks = []
     end = min(len(data) // block_bytes, blocks_max) * block_bytes
     for start in range(0, end, block_bytes):
         seed = _hash(data[start : start + block_bytes], seed)
         blocks.append(seed)
     return blocks
+
+
+def token_seed(adapter: str, cache_salt: str) -> int:
+    """What the chain over a prompt's exact token ids starts from: a LoRA adapter's name, or empty
+    for the base model, and the cache salt. Engines keep the same apart."""
+    return _hash(as_bytes(f"tokens\0{adapter}\0{cache_salt}"))
 
 
 def _seed(fields: Mapping[str, Any], model: str, is_tokens: bool) -> int:

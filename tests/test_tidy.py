@@ -28,7 +28,8 @@ LAYERS = {
     "catalog": "catalog catalog_values entries facts indexing keytable ledger packtable rows",
     "journal": "namespace opening publisher realms refresh snapshots snapshotter",
     "sweep": "chores orphans sweeper turns",
-    "store": "auditor cutting finding loading parts putting puttask store storing waitlist",
+    "store": "auditor catalogview cutting finding loading parts putting puttask store storing"
+    " waitlist",
     "tools": "cli tools",
     "adapters": "inprocess lmcache_common mp",
 }
@@ -69,6 +70,18 @@ SYSTEM_USERS = {
 }
 
 ENGINE = {"lmcache", "torch", "vllm"}
+
+ROUTER_USES = {
+    # What the router may import of the store: hashing, formulas, and how to read a namespace.
+    "catalogview",
+    "economics",
+    "exceptions",
+    "files",
+    "identity",
+    "layout",
+    "namespace",
+    "settings",
+}
 
 
 def modules(folder: str = PACKAGE) -> list[Path]:
@@ -195,6 +208,16 @@ def test_only_named_modules_touch_the_operating_system() -> None:
 def test_only_the_adapters_import_the_engine() -> None:
     adapters = LAYERS["adapters"].split()
     wrong = [str(path) for path in modules() if roots(path) & ENGINE and top(path) not in adapters]
+    assert wrong == []
+
+
+def test_the_router_knows_nothing_of_the_store_but_hashes_formulas_and_reading() -> None:
+    wrong = []
+    for path in modules("router"):
+        names = [name.split(".") for name in imports(path)]
+        used = {parts[1] if len(parts) > 1 else "" for parts in names if parts[0] == PACKAGE}
+        if used - ROUTER_USES or roots(path) & ENGINE:
+            wrong.append(f"{path} imports {sorted(used - ROUTER_USES)}")
     assert wrong == []
 
 
