@@ -19,6 +19,7 @@ from router.relay.limits import Limits
 if TYPE_CHECKING:
     from router.relay.client import Client
     from router.relay.pool import Pool
+    from router.relay.upstream import Upstream
 
 log = logging.getLogger("router.relay")
 
@@ -37,8 +38,11 @@ class Incoming:
 class ResponseSink(Protocol):
     """A request on its way, as the replica's connection sees it."""
 
-    def head_came(self, status: int, reason: bytes, headers: Sequence[Header], ending: int) -> bool:
-        """Whether the response is passed on. If not, the connection has been let go of."""
+    def head_came(self, status: int, headers: Sequence[Header]) -> bool:
+        """Whether the response is wanted. If not, the connection has been let go of."""
+
+    def body_came(self, upstream: Upstream) -> None:
+        """The response is to be passed on: its body is beginning, or is empty."""
 
     def body_began(self) -> None:
         """The first byte of the body has been written to the client."""

@@ -61,14 +61,15 @@ class Attempt:
     body: tuple[bytes, ...] | None = None
     """Sent instead of the request's body, where the decision had to change it."""
     first_byte_seconds_max: float | None = None
-    """Without an answer's head for this long the attempt has failed; None waits for ever."""
+    """Without the answer's first body byte for this long the attempt has failed; None waits for
+    ever. (An engine sends the head of a stream long before its first token.)"""
 
 
 class Failure(enum.Enum):
     """Why an attempt came to nothing before its first byte reached the client."""
 
     CONNECT = "connect"  # no connection
-    CLOSED = "closed"  # closed or reset before a whole response head
+    CLOSED = "closed"  # closed or reset before a whole response head, or a body's first byte
     MALFORMED = "malformed"  # what came was not HTTP
     TIMEOUT = "timeout"  # first_byte_seconds_max passed
 
@@ -83,14 +84,15 @@ class Exchange(Protocol):
 
     def head(self, status: int, headers: Sequence[Header], now: float) -> Attempt | None:
         """A response head is here and nothing of it was passed on. Another attempt to make
-        instead (this one's connection is dropped), or None: pass it on."""
+        instead (this one's connection is dropped), or None: it is passed on with the body's first
+        byte; a connection that dies before that is still a `failed`."""
 
     def first_byte(self, now: float) -> None:
         """The first byte of the response's body is on its way to the client. From here on there
         is no retry."""
 
     def failed(self, failure: Failure, detail: str, now: float) -> Attempt | Reply:
-        """The attempt failed before a response head was passed on: the next one, or the answer."""
+        """The attempt failed before anything was passed on: the next one, or the answer."""
 
     def ended(self, now: float, tail: bytes) -> None:
         """The whole response was relayed; `tail` is the last of its body, at most 4 KiB."""

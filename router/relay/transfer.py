@@ -1,8 +1,8 @@
 """Transfer: one request on its way, over as many attempts as its exchange wants.
 
 Between a client's connection and the pool; the only caller of an `Exchange`, in the order its
-contract promises. A retry happens only before a response's head was passed on. It must not know
-why a replica was chosen, nor parse a byte.
+contract promises. A retry happens only before a response was passed on, that is before its body's
+first byte. It must not know why a replica was chosen, nor parse a byte.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class Transfer:
         "_exchange",
         "_incoming",
         "_is_over",
-        "_is_passed",
         "_keeps_alive",
         "_sent_at",
         "_task",
@@ -48,7 +47,7 @@ class Transfer:
         self._exchange: Exchange | None = None
         self._attempt: Attempt | None = None
         self._attempts = 0
-        self._is_over = self._is_passed = False
+        self._is_over = False
         self._keeps_alive = incoming.keeps_alive
         self._sent_at = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -161,35 +160,36 @@ class Transfer:
 
     # -- what the replica's connection says (ResponseSink) --------------------------------------
 
-    def head_came(self, status: int, reason: bytes, headers: Sequence[Header], ending: int) -> bool:
+    def head_came(self, status: int, headers: Sequence[Header]) -> bool:
         assert self._exchange is not None and self.upstream is not None
+        following = self._exchange.head(status, headers, self._common.now())
+        if following is None:
+            return True
+        self._stop_timer()
+        self.upstream.drop()
+        self.upstream = None
+        self._go(following, is_fresh=False)
+        return False
+
+    def body_came(self, upstream: Upstream) -> None:
         assert self._attempt is not None
         self._stop_timer()
-        following = self._exchange.head(status, headers, self._common.now())
-        if following is not None:
-            self.upstream.drop()
-            self.upstream = None
-            self._go(following, is_fresh=False)
-            return False
-        self._is_passed = True
-        incoming = self._incoming
-        self._common.release(incoming)
-        if ending == Ending.CLOSED or (incoming.is_http10 and ending == Ending.CHUNKED):
-            self._keeps_alive = False
-        if self._common.is_draining:
+        common, incoming = self._common, self._incoming
+        common.release(incoming)
+        is_unchunked = incoming.is_http10 and upstream.ending == Ending.CHUNKED
+        if upstream.ending == Ending.CLOSED or is_unchunked or common.is_draining:
             self._keeps_alive = False
         head = response_head(
-            status,
-            reason,
-            headers,
+            upstream.status,
+            upstream.reason,
+            upstream.headers,
             self._attempt.response_headers,
             is_closing=not self._keeps_alive,
             drops_chunking=incoming.is_http10,
         )
         write = self._client.transport.write
         write(head)
-        self.upstream.pass_to(write)
-        return True
+        upstream.pass_to(write)
 
     def body_began(self) -> None:
         assert self._exchange is not None
@@ -228,6 +228,7 @@ class Transfer:
             return
         self._is_over = True
         self._stop_timer()
+        self._common.release(self._incoming)
         if self.upstream is not None:
             self.upstream.drop()
             self.upstream = None

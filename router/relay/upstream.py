@@ -1,9 +1,11 @@
 """Upstream: one connection to a replica. Reads responses only for where they end.
 
-Once a head is passed on, the body's bytes go to the client as they came, chunk framing included;
-the parser only watches for the end. Nothing behind a response's end ever reaches a client: what
-cannot be cut off exactly breaks the response off instead. It must not know attempts, retries or
-directors; it tells its `ResponseSink`. Clients that cannot read chunks get the payload alone.
+A head is told as soon as it is here, but passed on together with the body's first byte: an engine
+sends the head of a stream long before its first token, and until then another replica may still
+answer. Then the body's bytes go to the client as they came, chunk framing included. Nothing behind
+a response's end ever reaches a client: what cannot be cut off exactly breaks the response off
+instead. It must not know attempts, retries or directors; it tells its `ResponseSink`. Clients that
+cannot read chunks get the payload alone.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from httptools import HttpParserError, HttpResponseParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from router.relay.common import ResponseSink
 from router.relay.exchange import Header
@@ -55,6 +57,7 @@ class Upstream(asyncio.Protocol):
         self.reason = b""
         self.headers: list[Header] = []
         self.interim = 0
+        self.body_at = 0
         self.remaining = 0
         self.ending = Ending.EMPTY
         self.has_head = self.is_passing = self.is_complete = self.has_excess = False
@@ -98,10 +101,12 @@ class Upstream(asyncio.Protocol):
         sink, self.sink = self.sink, None
         if sink is None:
             return
-        if not self.is_passing:
-            sink.lost(str(exc or "closed"), False, self.is_reused and not self.raw)
-        elif self.ending == Ending.CLOSED and exc is None:
+        if self.has_head and self.ending == Ending.CLOSED and exc is None:
+            if not self.is_passing:
+                sink.body_came(self)
             sink.response_over(self._tail(), False)
+        elif not self.is_passing:
+            sink.lost(str(exc or "closed"), False, self.is_reused and not self.raw)
         else:
             sink.response_broken()
 
@@ -110,7 +115,7 @@ class Upstream(asyncio.Protocol):
             if self.ending == Ending.CHUNKED:
                 try:
                     self.parser.feed_data(data)
-                except HttpParserError:
+                except (HttpParserError, HttpParserUpgrade):
                     self._break()
                     return
             self._pass(data)
@@ -123,8 +128,8 @@ class Upstream(asyncio.Protocol):
         self.raw = raw = self.raw + data if self.raw else data
         try:
             self.parser.feed_data(data)
-        except HttpParserError as error:
-            if not self.is_complete:
+        except (HttpParserError, HttpParserUpgrade) as error:
+            if not self.is_complete or self.status == 101:
                 self._malformed(sink, str(error))
                 return
             self.has_excess = True
@@ -132,23 +137,42 @@ class Upstream(asyncio.Protocol):
             if len(raw) > self.pool.limits.head_bytes_max:
                 self._malformed(sink, "head too large")
             return
-        start = 0
+        if not self.body_at:
+            if not self._is_fit(sink):
+                return
+            if self.ending != Ending.CHUNKED:
+                self.payload = None
+                self.tail.clear()
+            if not sink.head_came(self.status, self.headers):
+                return
+        if self._is_body_here():
+            self.raw = b""
+            sink.body_came(self)
+            self._pass(raw[self.body_at :])
+        elif len(raw) - self.body_at > self.pool.limits.head_bytes_max:
+            self._malformed(sink, "a chunk's head too large")
+
+    def _is_fit(self, sink: ResponseSink) -> bool:
+        """Whether the head can be trusted; where its body begins and how it ends is then known."""
+        raw, start = self.raw, 0
         for _ in range(self.interim + 1):
             if not raw.startswith(b"HTTP/1.", start):
                 self._malformed(sink, "stray bytes before a head")
-                return
+                return False
             start = raw.index(b"\r\n\r\n", start) + 4
         ending = response_ending(self.method, self.status, self.headers)
         if ending is None or self.status == 101 or start > self.pool.limits.head_bytes_max:
             self._malformed(sink, "contradictory head")
-            return
+            return False
+        self.body_at = start
         self.ending, self.remaining = ending
-        self.raw = b""
-        if self.ending != Ending.CHUNKED:
-            self.payload = None
-            self.tail.clear()
-        if sink.head_came(self.status, self.reason, self.headers, self.ending):
-            self._pass(raw[start:])
+        return True
+
+    def _is_body_here(self) -> bool:
+        """Whether the body has begun, or is known to be empty."""
+        if self.ending == Ending.CHUNKED:
+            return bool(self.tail or self.payload) or self.is_complete or self.has_excess
+        return len(self.raw) > self.body_at or (self.ending != Ending.CLOSED and not self.remaining)
 
     def _pass(self, data: bytes) -> None:
         """Writes body bytes on, and sees whether they were the last."""

@@ -155,10 +155,12 @@ async def replica(script: Script = polite) -> AsyncIterator[Replica]:
     made = Replica(script)
     server = await asyncio.start_server(made._serve, "127.0.0.1", 0, limit=1 << 20)
     made.port = server.sockets[0].getsockname()[1]
-    yield made
-    server.close()
-    await until(lambda: made.open == 0)
-    await server.wait_closed()
+    try:
+        yield made
+        await until(lambda: made.open == 0)
+    finally:
+        server.close()
+        await server.wait_closed()
 
 
 def nowhere() -> Attempt:
