@@ -48,8 +48,8 @@ class Decided:
     """A request with a reservation. Implements `relay.exchange.Exchange`."""
 
     __slots__ = (
-        "_ask", "_blamed", "_decision", "_is_ok", "_is_stream", "_kind", "_received_at", "_row",
-        "_sent_at", "_service", "_tried", "attempt",
+        "_ask", "_blamed", "_decision", "_is_passed", "_is_stream", "_kind", "_received_at", "_row",
+        "_sent_at", "_service", "_status", "_tried", "attempt",
     )  # fmt: skip
 
     def __init__(
@@ -71,7 +71,8 @@ class Decided:
         self._sent_at = now
         self._tried: frozenset[str] = frozenset()
         self._blamed: list[tuple[str, str]] = []
-        self._is_ok = False
+        self._status = 0
+        self._is_passed = False
         self._row: dict[str, Any] = {}
         self.attempt = self._take(decision, now)
 
@@ -87,25 +88,33 @@ class Decided:
                 if status != 429:
                     self._blamed.append((replica, f"answered {status}"))
                 return other
-        if status < 500:
-            for name, why in self._blamed:
-                self._service.members.failed(name, why, now)
-            self._service.members.answered(replica)
-        self._is_ok = status < 400
-        self._service.scores.answered(self._kind, status)
-        if not self._is_ok:
-            self._service.scores.fleet.released(self._decision.ticket, now)
-            self._row["outcome"] = str(status)
+        self._status = status
         return None
 
     def first_byte(self, now: float) -> None:
-        if not (self._is_ok and self._is_stream):
+        self._passed_on(now)
+        if not (self._is_stream and self._status < 400):
             return  # otherwise the first byte is not the first token
         self._service.scores.fleet.first_byte(self._decision.ticket, now)
         self._service.scores.first_token(
             self._decision, now - self._received_at, now - self._sent_at
         )
         self._row["ttft_ms"] = round(1e3 * (now - self._received_at), 1)
+
+    def _passed_on(self, now: float) -> None:
+        """This replica's answer is the client's: there is no other attempt."""
+        if self._is_passed:
+            return
+        self._is_passed = True
+        service = self._service
+        if self._status < 500:
+            for name, why in self._blamed:
+                service.members.failed(name, why, now)
+            service.members.answered(self._decision.replica)
+        service.scores.answered(self._kind, self._status)
+        if self._status >= 400:
+            service.scores.fleet.released(self._decision.ticket, now)
+            self._row["outcome"] = str(self._status)
 
     def failed(self, failure: Failure, detail: str, now: float) -> Attempt | Reply:
         self._service.members.failed(self._decision.replica, f"{failure.value}: {detail}", now)
@@ -125,8 +134,9 @@ class Decided:
         )
 
     def ended(self, now: float, tail: bytes) -> None:
-        if not self._is_ok:
-            return  # its reservation is closed since its head
+        self._passed_on(now)
+        if self._status >= 400:
+            return  # its reservation is closed
         usage = usage_of(tail)
         self._service.scores.ended(self._ask, self._decision, usage, now)
         self._row["outcome"] = "answered"
@@ -171,11 +181,15 @@ class Decided:
 class Passage:
     """A request without a prompt. Implements `relay.exchange.Exchange`."""
 
-    __slots__ = ("_is_safe", "_member", "_service", "_tried", "attempt")
+    __slots__ = (
+        "_is_passed", "_is_safe", "_member", "_service", "_status", "_tried", "attempt",
+    )  # fmt: skip
 
     def __init__(self, service: Chooser, member: Member, is_safe: bool) -> None:
         self._service = service
         self._is_safe = is_safe
+        self._is_passed = False
+        self._status = 0
         self._tried: frozenset[str] = frozenset()
         self.attempt = self._take(member)
 
@@ -185,13 +199,18 @@ class Passage:
     def head(self, status: int, headers: Sequence[Header], now: float) -> Attempt | None:
         if self._is_safe and status in RETRIED and (other := self._another(f"status {status}")):
             return other
-        if status < 500:
-            self._service.members.answered(self._member.replica.id)
-        self._service.scores.answered("other", status)
+        self._status = status
         return None
 
     def first_byte(self, now: float) -> None:
-        """It has no first token."""
+        self._passed_on()
+
+    def _passed_on(self) -> None:
+        if not self._is_passed:
+            self._is_passed = True
+            if self._status < 500:
+                self._service.members.answered(self._member.replica.id)
+            self._service.scores.answered("other", self._status)
 
     def failed(self, failure: Failure, detail: str, now: float) -> Attempt | Reply:
         name = self._member.replica.id
@@ -210,7 +229,7 @@ class Passage:
         )
 
     def ended(self, now: float, tail: bytes) -> None:
-        """It holds no reservation."""
+        self._passed_on()
 
     def broken(self, now: float) -> None:
         self._service.members.failed(self._member.replica.id, "its answer broke off", now)

@@ -98,6 +98,8 @@ def page(tally: Tally, sight: dict[str, Any]) -> bytes:
 def _of_tally(tally: Tally) -> Iterator[Metric]:
     for name, (text, labels) in COUNTERS.items():
         counter = CounterMetricFamily(PREFIX + name, text, labels=labels)
+        if not labels and (name,) not in tally.counters:
+            counter.add_metric((), 0.0)
         for series, value in tally.counters.items():
             if series[0] == name:
                 counter.add_metric(series[1:], value)

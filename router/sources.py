@@ -2,8 +2,9 @@
 
 A fixed list, a list file, a URL that serves such a list, or a namespace in which replicas announce
 themselves. Reading may block (a shared file system may hang for minutes), so one thread reads,
-and the event loop only ever gets complete lists. A list that cannot be read or understood changes
-nothing: the last good one stays, and the trouble is reported once for each new text.
+and the event loop only ever gets complete lists: a new one counts when two looks in a row agree,
+since a file may be caught half-written. One that cannot be read or understood changes nothing: the
+last good one stays, and the trouble is reported once for each new text.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Follower:
         every_seconds: float = 1.0,
     ) -> None:
         self._source = source
-        self._last = last
+        self._last = self._seen = last
         self._on_list = on_list
         self._on_trouble = on_trouble
         self._every_seconds = every_seconds
@@ -129,9 +130,10 @@ class Follower:
                 self._on_trouble(self._trouble)
             return
         self._trouble = ""
-        if listing != self._last:
+        if listing != self._last and listing == self._seen:
             self._last = listing
             self._on_list(listing)
+        self._seen = listing
 
     def _run(self) -> None:
         while not self._stopping.wait(self._every_seconds):
