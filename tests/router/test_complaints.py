@@ -384,8 +384,8 @@ def test_several_routers_work_at_once() -> None:
         with router(*urls) as one, router(*urls) as other:
             one.wait_ready(2)
             other.wait_ready(2)
-            busy, idle = pair
-            until(lambda: other.chat(f"{time.monotonic()}" * 200).replica == busy.id)
+            favourite = other.chat(LONG).replica
+            busy, idle = sorted(pair, key=lambda each: each.id != favourite)
             busy.script.metrics = (
                 'vllm:num_requests_running{engine="0"} 3.0\n'
                 'vllm:num_requests_waiting{engine="0"} 40.0\n'
