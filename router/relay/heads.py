@@ -82,7 +82,7 @@ def request_shape(version: str, headers: Sequence[Header]) -> RequestShape:
                 raise Refused(417, "unknown expectation")
             expects = version == "1.1"
     if version not in ("1.1", "1.0"):
-        raise Refused(505, "not HTTP/1.1 or HTTP/1.0")
+        raise Refused(505, "an unknown version of HTTP")
     if hosts > 1 or (hosts == 0 and version == "1.1"):
         raise Refused(400, "not exactly one host")
     if length is not None and (is_chunked or not length.isdigit() or len(length) > 18):

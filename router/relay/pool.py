@@ -59,10 +59,15 @@ class Pool:
             self._tls = self._tls or ssl.create_default_context()
             tls = self._tls
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self.limits.connect_seconds):
-            _, upstream = await loop.create_connection(
-                lambda: Upstream(self, key), host, port, ssl=tls
-            )
+        upstream = Upstream(self, key)
+        try:
+            async with asyncio.timeout(self.limits.connect_seconds):
+                await loop.create_connection(lambda: upstream, host, port, ssl=tls)
+        except BaseException:
+            # A connection that was made but not awaited to the end never says that it is lost.
+            upstream.give_up()
+            self.forget(upstream)
+            raise
         return upstream
 
     def give_back(self, upstream: Upstream) -> None:

@@ -81,7 +81,7 @@ class Reader:
                 log.error("reading a request failed", exc_info=cause)
                 self._refuse(refusal(500, "the router failed"))
         except HttpParserError:
-            self._refuse(refusal(400, "not HTTP/1.1 as it is written"))
+            self._refuse(refusal(400, "not well-formed HTTP"))
 
     def _refuse(self, reply: Reply) -> None:
         self.is_refused = True

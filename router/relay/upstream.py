@@ -43,6 +43,7 @@ class Upstream(asyncio.Protocol):
         self.tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self.on_body: Callable[[bytes], None] = self.tail.append
         self._is_paused = False
+        self._is_given_up = False
 
     # -- one response ---------------------------------------------------------------------------
 
@@ -78,6 +79,12 @@ class Upstream(asyncio.Protocol):
         self.sink = None
         self.transport.abort()
 
+    def give_up(self) -> None:
+        """Nobody waits any more for this connection to be made."""
+        self._is_given_up = True
+        if self.transport is not None:
+            self.transport.abort()
+
     def pause(self) -> None:
         """The client takes no more for now."""
         if not self._is_paused and not self.transport.is_closing():
@@ -94,7 +101,10 @@ class Upstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses.
-        self.pool.opened(self)
+        if self._is_given_up:
+            self.transport.abort()
+        else:
+            self.pool.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.pool.forget(self)
