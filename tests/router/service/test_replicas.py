@@ -1,0 +1,100 @@
+"""Lists of replicas as text, and following one while it changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.replicas import REPLICAS_MAX, Replica, ReplicaError, listed, replica_at
+from router.sources import FixedList, Follower, Listing
+
+
+@pytest.mark.parametrize(
+    ("url", "replica"),
+    [
+        ("http://a:8000", Replica("a:8000", "a", 8000)),
+        ("a:8000", Replica("a:8000", "a", 8000)),
+        ("http://a", Replica("a:80", "a", 80)),
+        ("https://a", Replica("a:443", "a", 443, True)),
+        ("http://a:1/x/y/", Replica("a:1/x/y", "a", 1, False, "/x/y")),
+        ("http://[::1]:8000", Replica("[::1]:8000", "::1", 8000)),
+    ],
+)
+def test_a_url_names_a_replica(url: str, replica: Replica) -> None:
+    assert replica_at(url) == replica
+    assert replica_at(replica.url) == replica
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "http://", "ftp://a", "http://a:port", "http://a:8000?x=1", "http://u:p@a", "http://a b",
+     "http://a:99999", "http://ä:1", "http://a/\r\nx: y"],
+)  # fmt: skip
+def test_what_is_no_url_of_a_replica_is_refused(url: str) -> None:
+    with pytest.raises(ReplicaError):
+        replica_at(url)
+
+
+def test_a_list_has_comments_and_empty_lines_and_says_each_replica_once() -> None:
+    found = listed(["# ours", "", "http://a:1 # first", "http://b:2", "a:1"])
+    assert list(found) == ["a:1", "b:2"]
+
+
+@pytest.mark.parametrize("lines", [[], ["# nothing"], ["http://a:1", "nonsense://"]])
+def test_a_list_without_replicas_or_with_a_bad_line_is_refused_whole(lines: list[str]) -> None:
+    with pytest.raises(ReplicaError):
+        listed(lines)
+
+
+def test_a_list_has_a_limit() -> None:
+    with pytest.raises(ReplicaError):
+        listed([f"http://a:{1 + number}" for number in range(REPLICAS_MAX + 1)])
+
+
+class Changing:
+    """A source as a test writes it."""
+
+    can_change = True
+
+    def __init__(self, *contents: Listing | Exception) -> None:
+        self.contents = list(contents)
+
+    def read(self) -> Listing:
+        content = self.contents.pop(0)
+        if isinstance(content, Exception):
+            raise content
+        return content
+
+
+ONE, TWO = listed(["a:1"]), listed(["a:1", "b:2"])
+
+
+def followed(*contents: Listing | Exception) -> tuple[list[Listing], list[str]]:
+    lists: list[Listing] = []
+    troubles: list[str] = []
+    source = Changing(*contents)
+    follower = Follower(source, ONE, on_list=lists.append, on_trouble=troubles.append)
+    while source.contents:
+        follower.look()
+    return lists, troubles
+
+
+def test_a_new_list_counts_when_two_looks_agree() -> None:
+    assert followed(ONE, TWO) == ([], [])
+    assert followed(ONE, TWO, TWO, TWO) == ([TWO], [])
+
+
+def test_a_list_caught_half_written_is_never_used() -> None:
+    half = listed(["http://a:1", "http://b"])
+    assert followed(half, TWO, TWO) == ([TWO], [])
+
+
+def test_a_list_that_cannot_be_read_changes_nothing_and_is_told_once() -> None:
+    trouble = OSError("gone")
+    assert followed(trouble, trouble, ONE, trouble) == ([], ["gone", "gone"])
+
+
+def test_a_fixed_list_is_not_followed() -> None:
+    follower = Follower(FixedList(["a:1"]), ONE, on_list=lambda _: None, on_trouble=print)
+    follower.start()
+    follower.stop()
+    assert not FixedList.can_change
