@@ -74,7 +74,7 @@ class Auditor:
             for place in places:
                 self._own.setdefault(place, None)
             _shrink(self._own)
-        for place in places:  # published since the catalog was asked what is there
+        for place in self._known_of(job, places):  # published since the catalog was asked
             found = self._find(*place)
             if found is not None:
                 self._meet(place, *found)
@@ -168,6 +168,15 @@ class Auditor:
             return None
         entry = ChunkEntry(key, int(found.offsets[0]), int(found.lengths[0]), found.checksum(0))
         return pack, entry
+
+    def _known_of(self, job: PackJob, places: list[Place]) -> list[Place]:
+        """Those of a pack's places that the catalog has, asked for all at once."""
+        catalog = self._ledger.catalog
+        space = catalog.known_space(job.realm, job.fingerprint)
+        if space is None:
+            return []
+        found = catalog.find(b"".join(job.keys), space, now=self._runtime.now())
+        return [place for place, is_hit in zip(places, found.hits, strict=True) if is_hit]
 
     def _is_due(self, realm: bytes, rank: int, writer: str) -> bool:
         with self._lock:

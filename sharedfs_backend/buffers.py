@@ -1,9 +1,10 @@
 """Private read buffers: page-aligned, bounded in number, reused most recent first.
 
-A read never goes straight into a caller's memory: a call that hangs would write there when it wakes
-up (I7). It goes into one of these, is verified there and then copied. Most recent first keeps the
-few buffers in use warm in the CPU cache and their pages mapped; a buffer held by a hung call is
-simply not here. The pool never blocks: when all are out, the caller does something else (I9).
+A read that may wait never goes straight into a caller's memory: a call that hangs would write there
+when it wakes up (I7). It goes into one of these, is verified there and then copied. Most recent
+first keeps the few buffers in use warm in the CPU cache and their pages mapped; a buffer held by a
+hung call is simply not here. The pool never blocks: when all are out, the caller does something
+else (I9).
 
 It knows nothing of files. Thread-safe.
 """

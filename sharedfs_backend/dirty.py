@@ -19,7 +19,8 @@ WRITEBACK_SECONDS = 40.0
 class DirtyBudget:
     """One account for all packs of the process."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int | None) -> None:
+        """`bytes_max` None: nothing is to be bounded here, or there is no way to."""
         self.bytes_max = bytes_max
         self._lock = threading.Lock()
         self._bytes = 0
@@ -31,7 +32,7 @@ class DirtyBudget:
             while self._closed and self._closed[0][0] <= now:
                 self._bytes -= self._closed.popleft()[1]
             self._bytes += count
-            return self._bytes > self.bytes_max
+            return self.bytes_max is not None and self._bytes > self.bytes_max
 
     def flushed(self, count: int) -> None:
         """`count` bytes are clean, or their file is gone."""

@@ -41,7 +41,7 @@ class Finder:
         self._healthy = healthy
         self._on_miss = on_miss
         self._lock = threading.Lock()
-        self._locks: dict[tuple[bytes, bytes], tuple[int, int, float]] = {}
+        self._locks: dict[bytes, dict[bytes, tuple[int, int, float]]] = {}  # by realm and key
         self._touched: dict[int, float] = {}
 
     # -- spaces ------------------------------------------------------------------------------
@@ -135,37 +135,41 @@ class Finder:
     ) -> None:
         until = now + self._lock_seconds
         with self._lock:
-            if len(self._locks) + len(keys) > LOCKS_MAX:
+            if self.locks_held + len(keys) > LOCKS_MAX:
                 self._expire_locks(now)
-            if len(self._locks) + len(keys) > LOCKS_MAX:
+            if self.locks_held + len(keys) > LOCKS_MAX:
                 self._stats.add("locks_refused", len(keys))
                 return
+            locks = self._locks.setdefault(realm.digest, {})
             for key, pack_id in zip(keys, pack_ids, strict=True):
                 if pack_id >= 0:
-                    count = self._locks.get((realm.digest, key), (0, 0, 0.0))[0]
-                    self._locks[(realm.digest, key)] = (count + 1, pack_id, until)
+                    held = locks.get(key)
+                    locks[key] = (1 if held is None else held[0] + 1, pack_id, until)
 
     def unlock(self, keys: Sequence[bytes], realm: Realm) -> None:
         with self._lock:
+            locks = self._locks.get(realm.digest, {})
             for key in keys:
-                held = self._locks.pop((realm.digest, key), None)
+                held = locks.pop(key, None)
                 if held is not None and held[0] > 1:
-                    self._locks[(realm.digest, key)] = (held[0] - 1, held[1], held[2])
+                    locks[key] = (held[0] - 1, held[1], held[2])
 
     def _expire_locks(self, now: float) -> None:
-        for place in [place for place, held in self._locks.items() if held[2] <= now]:
-            del self._locks[place]
+        for locks in self._locks.values():
+            for key in [key for key, held in locks.items() if held[2] <= now]:
+                del locks[key]
+        self._locks = {realm: locks for realm, locks in self._locks.items() if locks}
 
     def locked_packs(self) -> frozenset[int]:
         """Pack ids that the own sweep leaves alone."""
         now = self._runtime.now()
         with self._lock:
             self._expire_locks(now)
-            return frozenset(held[1] for held in self._locks.values())
+            return frozenset(held[1] for locks in self._locks.values() for held in locks.values())
 
     @property
     def locks_held(self) -> int:
-        return len(self._locks)
+        return sum(map(len, self._locks.values()))
 
     # -- recency -----------------------------------------------------------------------------
 

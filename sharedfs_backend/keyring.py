@@ -54,7 +54,7 @@ class KeyRing:
         with self._lock:
             if len(set(contexts)) == 1:
                 return self._of_one_context(contexts[0], hashes)
-            return [self._one(*pair) for pair in zip(contexts, hashes, strict=True)]
+            return self._of_many_contexts(contexts, hashes)
 
     def joined(self, ids: Sequence[Any]) -> bytes:
         """The same keys joined, as the catalog takes them."""
@@ -72,9 +72,11 @@ class KeyRing:
         pairs = zip(hashes, keys, strict=True)
         return [key or self._renew(context, chunk_hash) for chunk_hash, key in pairs]
 
-    def _one(self, context: Context, chunk_hash: bytes) -> bytes:
-        memo = self._young.get(context)
-        return (memo and memo.get(chunk_hash)) or self._renew(context, chunk_hash)
+    def _of_many_contexts(self, contexts: list[Context], hashes: list[bytes]) -> list[bytes]:
+        memo_of = self._young.get
+        pairs = list(zip(contexts, hashes, strict=True))
+        keys = [None if (memo := memo_of(one)) is None else memo.get(hash_) for one, hash_ in pairs]
+        return [key or self._renew(*pair) for pair, key in zip(pairs, keys, strict=True)]
 
     def _renew(self, context: Context, chunk_hash: bytes) -> bytes:
         """A key that is not in the young generation: from the old one, or derived."""

@@ -26,7 +26,15 @@ from sharedfs_backend.depth import ReadDepth
 from sharedfs_backend.dirty import DirtyBudget
 from sharedfs_backend.facts import Changes, Pack
 from sharedfs_backend.fdcache import FdCache
-from sharedfs_backend.files import FileFailure, Files, LocalFiles, WatchedFiles
+from sharedfs_backend.files import (
+    CachedRead,
+    CachedReads,
+    FileFailure,
+    Files,
+    FlushMethod,
+    LocalFiles,
+    WatchedFiles,
+)
 from sharedfs_backend.finding import Finder
 from sharedfs_backend.keyring import KeyRing
 from sharedfs_backend.layout import NAMESPACE_PATH, PackCommit
@@ -99,9 +107,11 @@ class Parts:
         settings, runtime, rules, stats = self.settings, self.runtime, self.rules, self.stats
         seal, profile = self.namespace.seal, self.namespace.profile
         self.seal, self.profile = seal, profile
-        self.watched = WatchedFiles(
-            files if files is not None else LocalFiles(settings.root, profile), runtime
-        )
+        local = LocalFiles(settings.root, profile)
+        self.watched = WatchedFiles(files if files is not None else local, runtime)
+        read_cached: CachedRead | None = None
+        if files is None and profile.cached_reads is not CachedReads.NONE:
+            read_cached = self.watched.counted(local.read_cached)
         self.context = context = Context(
             self.watched, runtime, seal, profile, settings, stats, rules
         )
@@ -124,6 +134,7 @@ class Parts:
             fds=self.fds,
             buffers=BufferPool(profile.piece_bytes, settings.buffer_bytes_max),
             depth=ReadDepth(cores, min(profile.read_depth_max, settings.read_threads_max)),
+            read_cached=read_cached,
             rules=rules,
         )
         self.finder = Finder(context, self.ledger, lambda: self.healthy, self._missed)
@@ -171,7 +182,9 @@ class Parts:
             self.runtime,
             self.seal,
             piece_bytes=self.profile.piece_bytes,
-            dirty=DirtyBudget(settings.dirty_bytes_max),
+            dirty=DirtyBudget(
+                None if self.profile.flush is FlushMethod.NONE else settings.dirty_bytes_max
+            ),
             rules=self.rules,
         )
         self.storer = Storer(

@@ -1,10 +1,10 @@
 """PackReader: loads chunks from packs. Pieces in parallel, verified in cache, copied in the gate.
 
 A load is planned into pieces (readplan.py) that workers of Lane.READ take from one queue, as many
-at a time as the mount's latency asks for (depth.py). A worker reads into a private buffer,
-verifies unit by unit and copies what belongs to whom inside the task's gate; it never waits for
-another read. Whatever goes wrong is a miss for the chunks concerned (misses.py): counted by kind,
-logged once by kind.
+at a time as the mount's latency asks for (depth.py). A worker reads into a private buffer, verifies
+unit by unit and copies what belongs to whom inside the task's gate; what the mount has in memory
+goes there at once (readstep.py). It never waits for another read. Whatever goes wrong is a miss for
+the chunks concerned (misses.py): counted by kind, logged once by kind.
 
 Keeps I2 and I7 (with readtask.py), I6: a task ends at its deadline, counted from submit, whatever
 its reads do (`expire`, `ReadTask.wait`); I9: queue, buffers, handles and depth have a maximum, and
@@ -25,11 +25,12 @@ import numpy as np
 from sharedfs_backend.buffers import BufferPool, PrivateBuffer
 from sharedfs_backend.depth import ReadDepth
 from sharedfs_backend.fdcache import FdCache, Lease
-from sharedfs_backend.files import FailureKind, FileFailure, Files, Handle
-from sharedfs_backend.layout.seal import UNIT_BYTES, Hasher, Seal
+from sharedfs_backend.files import CachedRead, FailureKind, FileFailure, Files, Handle
+from sharedfs_backend.layout.seal import UNIT_BYTES, Seal
 from sharedfs_backend.misses import Miss, MissKind, kind_of_open_failure, kind_of_read_failure
-from sharedfs_backend.readplan import ChunkRead, Piece, Span, plan_reads
+from sharedfs_backend.readplan import ChunkRead, Piece, plan_reads
 from sharedfs_backend.readqueue import PIECES_MAX, ReadQueue
+from sharedfs_backend.readstep import Verifier, copy_verified, parts_of, read_in_place
 from sharedfs_backend.readtask import Destination, ReadTask
 from sharedfs_backend.rules import Rules
 from sharedfs_backend.runtime import Lane, LaneFull, Runtime
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
     from sharedfs_backend.files import Buffer
 
 logger = logging.getLogger("sharedfs.reader")
-
-SLICE_BYTES = 512 * 1024
-"""Hashed and then copied while in a core's own cache: half of an L2 of 1 MiB."""
 
 _SILENT = {MissKind.CANCELLED, MissKind.CLOSED}
 
@@ -57,14 +55,17 @@ class PackReader:
         fds: FdCache,
         buffers: BufferPool,
         depth: ReadDepth,
+        read_cached: CachedRead | None = None,
         pieces_max: int = PIECES_MAX,
         rules: Rules | None = None,
     ) -> None:
+        """`read_cached`: the file layer's, where the mount can tell what it has in memory."""
         self._files = files
         self._runtime = runtime
         self._seal = seal
         self._fds = fds
         self._buffers = buffers
+        self._read_cached = read_cached
         self._gated = (rules or Rules()).gate_copies
         self._queue = ReadQueue(depth, buffers.buffers_max, pieces_max)
         self._lock = threading.Lock()
@@ -202,11 +203,20 @@ class PackReader:
     def _read_into(
         self, task: ReadTask, piece: Piece, handle: Handle, buffer: PrivateBuffer
     ) -> bool:
-        """Read in steps of at most a buffer; verify and copy each while it is warm."""
+        """From memory straight to its place, if that is where it is; else in steps of at most a
+        buffer, each verified and copied while it is warm."""
         now, size = self._runtime.now, self._buffers.buffer_bytes
+        began = now()
+        read = self._read_cached
+        if read is not None:
+            is_last = read_in_place(task, piece, partial(read, handle), buffer, self._seal)
+            if is_last is not None:
+                self._note_read(piece, 0.0, now() - began, in_place=True)
+                return is_last
         read_seconds = busy_seconds = 0.0
         is_last = False
-        hasher: Hasher = self._seal.hasher()
+        at = 0
+        verifier = Verifier(self._seal)
         for start in range(0, piece.length, size):
             length = min(size, piece.length - start)
             began = now()
@@ -215,22 +225,23 @@ class PackReader:
             if got != length:
                 detail = f"wanted {length} bytes at {piece.offset + start}, found {got}"
                 return task.fail(piece, Miss(MissKind.SHORT, detail))
-            for span in piece.spans:
-                if not start - span.length < span.piece_offset < start + length:
-                    continue  # in another step
-                if start <= span.piece_offset:
-                    hasher = self._seal.hasher()
-                _verify_and_copy(task, span, hasher, buffer, start)
-                if span.piece_offset + span.length <= start + length:
-                    is_last |= task.unit_verified(span, hasher.digest())
+            parts = parts_of(piece.spans, at, start, start + length)
+            at += sum(part.ends for part in parts)
+            is_last |= copy_verified(task, parts, buffer, verifier)
             read_seconds += came - began
             busy_seconds += now() - came
+        self._note_read(piece, read_seconds, busy_seconds)
+        return is_last
+
+    def _note_read(
+        self, piece: Piece, read_seconds: float, busy_seconds: float, *, in_place: bool = False
+    ) -> None:
         with self._lock:
-            self._counts["reads"] += -(-piece.length // size)
+            self._counts["reads"] += -(-piece.length // self._buffers.buffer_bytes)
+            self._counts["reads_in_place"] += in_place
             self._counts["bytes_read"] += piece.length
         if self._queue.observe(read_seconds, busy_seconds):
             self._start_workers()
-        return is_last
 
     # -- ending --------------------------------------------------------------------------------
 
@@ -305,24 +316,6 @@ class PackReader:
     def _count(self, name: str) -> None:
         with self._lock:
             self._counts[name] += 1
-
-
-def _verify_and_copy(
-    task: ReadTask, span: Span, hasher: Hasher, buffer: PrivateBuffer, start: int
-) -> None:
-    """Hash what the buffer (the piece from `start` on) holds of `span`, and copy it, by slices."""
-    low = max(0, span.piece_offset - start)
-    high = min(buffer.view.nbytes, span.piece_offset + span.length - start)
-    to = span.unit * UNIT_BYTES + start + low - span.piece_offset
-    with task.gate.enter(span.chunk) as is_open:
-        destination = task.destination(span.chunk) if is_open else None
-        if destination is None:
-            return
-        for at in range(low, high, SLICE_BYTES):
-            end = min(at + SLICE_BYTES, high)
-            hasher.update(buffer.view[at:end])
-            np.copyto(destination[to : to + end - at], buffer.array[at:end])
-            to += end - at
 
 
 def _open_miss(failure: FileFailure) -> Miss:

@@ -60,6 +60,24 @@ class InFlight:
     followers: list[Part] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """A pack that is ready to be written."""
+
+    storer: Storer
+    batch: Batch
+    job: PackJob
+    pack: list[Part]
+
+    def run(self) -> None:
+        """On this thread."""
+        self.storer._write_pack(self.batch, self.job, self.pack)
+
+    def start(self) -> None:
+        """On a worker."""
+        self.storer._start_pack(self.batch, self.job, self.pack)
+
+
 class Storer:
     """See the module. Thread-safe. `audit(realm, parts)` is shown what others have stored."""
 
@@ -138,8 +156,13 @@ class Storer:
         batch = Batch(len(packs), min(task.submitted for pack in packs for task, _ in pack))
         with self._lock:
             self._batches[batch] = None
-        for pack in packs:
-            self._begin(realm, batch, pack, writer)
+        # All are planned before the first is written: planning beside busy writers takes longer.
+        begun = [self._begin(realm, batch, pack, writer) for pack in packs]
+        ready = [write for write in begun if write is not None]
+        for write in ready[1:]:
+            write.start()
+        if ready:  # one of them on this thread, which would have nothing else to do
+            ready[0].run()
 
     def _is_quarantined(self, realm: Realm, pack: list[Part]) -> bool:
         """The audit has just stopped sharing what this pack would be part of; it is dropped."""
@@ -148,8 +171,8 @@ class Storer:
             self.drop(pack, QUARANTINED)
         return found
 
-    def _begin(self, realm: Realm, batch: Batch, pack: list[Part], writer: str) -> None:
-        """One pack: planned, paid for and on its way, or given up."""
+    def _begin(self, realm: Realm, batch: Batch, pack: list[Part], writer: str) -> _Write | None:
+        """One pack: planned and paid for, ready to be written; None if it was given up."""
         now = self._runtime.now()
         refusal: Refusal | None = Refusal.NO_SPACE
         try:
@@ -160,16 +183,17 @@ class Storer:
         except Exception:  # a buffer that is no flat memory, say: the caller's mistake or ours
             log.exception("a pack of %d chunks was given up", len(pack))
             self._pack_done(batch, None, pack, BROKEN)
-            return
+            return None
         if refusal is None:
-            self._start_pack(batch, job, pack)
-        elif self._waitlist.add(Unpaid(realm, pack, job.submitted, refusal), now):
+            return _Write(self, batch, job, pack)
+        if self._waitlist.add(Unpaid(realm, pack, job.submitted, refusal), now):
             self._stats.add("stores_waited")
             self._on_refused(refusal)
             self._decide(batch, None, pack)
         else:
             self._decide(batch, None, pack)
             self._refused(refusal, pack)
+        return None
 
     def retry(self) -> None:
         """There is new credit: what waited for it tries again, on a worker."""
@@ -202,18 +226,16 @@ class Storer:
         """Into what must be written and what others have; the rest waits for those writing it."""
         present = self._present(realm, parts)
         quarantined: list[Part] = []
-        for part, is_present in zip(parts, present, strict=True):
-            item = item_of(part)
-            if self._ledger.is_quarantined(realm.digest, item.rank):
-                quarantined.append(part)
-                continue
-            if is_present:
-                there.append(part)
-                continue
-            place = self._place(part)
-            with self._lock:
-                in_flight = self._in_flight.get(place)
-                if in_flight is None:
+        ranks = {item_of(part).rank for part in parts}
+        stopped = {rank for rank in ranks if self._ledger.is_quarantined(realm.digest, rank)}
+        places = self._places(parts)
+        with self._lock:
+            for part, place, is_present in zip(parts, places, present, strict=True):
+                if stopped and item_of(part).rank in stopped:
+                    quarantined.append(part)
+                elif is_present:
+                    there.append(part)
+                elif (in_flight := self._in_flight.get(place)) is None:
                     self._in_flight[place] = InFlight(part)
                     wanted.append(part)
                 else:
@@ -222,9 +244,17 @@ class Storer:
         if quarantined:
             self.drop(quarantined, QUARANTINED)
 
-    def _place(self, part: Part) -> Place:
-        item = item_of(part)
-        return (part[0].realm.digest, self._ledger.fingerprint(item.layout), item.key)
+    def _places(self, parts: Sequence[Part]) -> list[Place]:
+        """Where each chunk belongs. Neighbours nearly always share their layout object."""
+        places: list[Place] = []
+        before: LayoutDescriptor | None = None
+        fingerprint = b""
+        for part in parts:
+            item = item_of(part)
+            if item.layout is not before:
+                before, fingerprint = item.layout, self._ledger.fingerprint(item.layout)
+            places.append((part[0].realm.digest, fingerprint, item.key))
+        return places
 
     def _present(self, realm: Realm, parts: list[Part]) -> list[bool]:
         present = [False] * len(parts)
@@ -278,17 +308,17 @@ class Storer:
 
     # -- writing and publishing ----------------------------------------------------------------
 
-    def _start_pack(self, batch: Batch, job: PackJob, pack: list[Part]) -> None:
-        def work() -> None:
-            try:
-                outcome = self._writer.write(job)
-            except Exception:
-                log.exception("writing pack %s", job.name.path)
-                outcome = WriteOutcome(None, created=True, reason="broken")
-            self._written(batch, job, pack, outcome)
-
+    def _write_pack(self, batch: Batch, job: PackJob, pack: list[Part]) -> None:
         try:
-            self._runtime.submit(Lane.WRITE, work)
+            outcome = self._writer.write(job)
+        except Exception:
+            log.exception("writing pack %s", job.name.path)
+            outcome = WriteOutcome(None, created=True, reason="broken")
+        self._written(batch, job, pack, outcome)
+
+    def _start_pack(self, batch: Batch, job: PackJob, pack: list[Part]) -> None:
+        try:
+            self._runtime.submit(Lane.WRITE, lambda: self._write_pack(batch, job, pack))
         except LaneFull:
             self._stats.add("stores_dropped_lane")
             self._credits.settle(job.total_bytes)
@@ -376,18 +406,18 @@ class Storer:
 
     def settle(self, pack: Sequence[Part], *, stored: bool, failed: str | None) -> None:
         """Decide these parts, and those that wait for them."""
-        for part in pack:
-            task, index = part
-            place = self._place(part)
-            with self._lock:
+        followers: list[Part] = []
+        places = self._places(pack)
+        with self._lock:
+            for part, place in zip(pack, places, strict=True):
                 held = self._in_flight.get(place)
-                followers: list[Part] = []
                 if held is not None and held.leader == part:
-                    followers = held.followers
+                    followers += held.followers
                     del self._in_flight[place]
+        for task, index in pack:
             task.settle(index, stored=stored, present=stored, failed=failed)
-            for follower, at in followers:
-                follower.settle(at, stored=False, present=stored, failed=failed)
+        for task, index in followers:
+            task.settle(index, stored=False, present=stored, failed=failed)
 
     def drop(self, parts: Sequence[Part], reason: str) -> None:
         """Parts that nobody began to write."""

@@ -21,6 +21,7 @@ from contextlib import ExitStack, suppress
 
 from sharedfs_backend.dirty import DirtyBudget
 from sharedfs_backend.files import Buffer, FailureKind, FileFailure, Files, Handle
+from sharedfs_backend.gate import Gate
 from sharedfs_backend.layout import (
     UNIT_BYTES,
     ChunkEntry,
@@ -161,11 +162,11 @@ class PackWriter:
 
     # -- for an open pack ----------------------------------------------------------------------
 
-    def require_time(self, job: PackJob) -> None:
+    def require_time(self, job: PackJob, lenders: Iterable[Gate]) -> None:
         """The buffers are still lent, and will be for a while; else _Abandoned."""
         if not self._rules.check_clock_before_trailer:
             return
-        if any(gate.is_shut for gate in job.gates):
+        if any(gate.is_shut for gate in lenders):
             raise _Abandoned(CANCELLED)
         if self._runtime.now() - job.submitted > job.ttl_seconds / 2:
             raise _Abandoned(LATE)
@@ -191,6 +192,7 @@ class _OpenPack:
         self._seal = writer._seal
         self._now = writer._runtime.now
         self._dirty = writer._dirty
+        self._lenders = frozenset(job.gates)
         self._digests: list[list[bytes]] = [[] for _ in job.views]
         self._hasher: Hasher | None = None
         self._clean = 0  # everything before is flushed
@@ -209,7 +211,7 @@ class _OpenPack:
                 self._write_piece(piece)
             table, header = self._header()
             self._write(0, [header, bytes(place.payload_offset - len(header))])
-        self._writer.require_time(job)
+        self._writer.require_time(job, self._lenders)
         end = place.entries_offsets[-1] + lengths[-1]
         trailer = encode_trailer(place.total_bytes, header_checksum(header), self._seal)
         self._write(end, [bytes(place.trailer_offset - end), trailer])
@@ -229,14 +231,16 @@ class _OpenPack:
         return table, header
 
     def _write_piece(self, piece: WritePiece) -> None:
-        self._writer.require_time(self._job)
+        self._writer.require_time(self._job, self._lenders)
         with self._touching(piece.parts):
             self._hash(piece.parts)
             self._write(piece.offset, self._bytes_of(piece.parts))
 
     def _touching(self, parts: Iterable[Part]) -> ExitStack:
         """Inside every gate that these parts' buffers belong to, or _Abandoned."""
-        lenders = {self._job.gates[part.chunk] for part in parts if part.chunk != PADDING}
+        lenders: Iterable[Gate] = self._lenders
+        if len(self._lenders) > 1:
+            lenders = {self._job.gates[part.chunk] for part in parts if part.chunk != PADDING}
         with ExitStack() as stack:
             for gate in lenders:
                 if not stack.enter_context(gate.enter()):

@@ -24,7 +24,7 @@ LAYERS = {
     "files": "files",
     "values": "audit buffers capacity columns context depth dirty economics gate keyring misses"
     " packcheck retention stats",
-    "data path": "fdcache packjob reader readplan readqueue readtask writeplan writer",
+    "data path": "fdcache packjob reader readplan readqueue readstep readtask writeplan writer",
     "catalog": "catalog catalog_values entries facts indexing keytable ledger packtable rows",
     "journal": "namespace opening publisher realms refresh snapshots snapshotter",
     "sweep": "chores orphans sweeper turns",

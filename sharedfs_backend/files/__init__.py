@@ -16,6 +16,7 @@ from sharedfs_backend.files.api import (
     PATH_BYTES_MAX,
     WRITE_PARTS_MAX,
     Buffer,
+    CachedRead,
     Files,
     Handle,
 )
@@ -24,7 +25,7 @@ from sharedfs_backend.files.failure import FailureKind, FileFailure
 from sharedfs_backend.files.health import Health, HealthPolicy, State
 from sharedfs_backend.files.local import LocalFiles
 from sharedfs_backend.files.probe import differences, effective, mount_warnings, probe
-from sharedfs_backend.files.profile import NAMED, FlushMethod, Profile
+from sharedfs_backend.files.profile import NAMED, CachedReads, FlushMethod, Profile
 from sharedfs_backend.files.watched import WatchedFiles
 
 __all__ = [
@@ -32,6 +33,8 @@ __all__ = [
     "PATH_BYTES_MAX",
     "WRITE_PARTS_MAX",
     "Buffer",
+    "CachedRead",
+    "CachedReads",
     "CountingFiles",
     "FailureKind",
     "FileFailure",

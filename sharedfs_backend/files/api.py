@@ -13,7 +13,7 @@ It knows nothing of packs, journals, retries or deadlines.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from sharedfs_backend.files.failure import FailureKind, FileFailure
@@ -61,6 +61,10 @@ class Handle(Protocol):
     @property
     def path(self) -> str:
         """The path it was opened with."""
+
+
+CachedRead = Callable[[Handle, int, Sequence[memoryview]], int]
+"""`LocalFiles.read_cached`: bytes read at an offset from this machine's memory, 0 for none."""
 
 
 class Files(Protocol):

@@ -20,7 +20,7 @@ from sharedfs_backend.files import writeback
 from sharedfs_backend.files.api import WRITE_PARTS_MAX, Buffer, Handle, checked_path
 from sharedfs_backend.files.failure import translate
 from sharedfs_backend.files.plain import pread_into, pwrite_from
-from sharedfs_backend.files.profile import POSIX, Profile
+from sharedfs_backend.files.profile import POSIX, CachedReads, Profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +29,8 @@ _COMMON = os.O_CLOEXEC | os.O_NOFOLLOW
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _COMMON
 _READ = os.O_RDONLY | _COMMON
 _WRITE = os.O_WRONLY | _COMMON
+
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 JOIN_BYTES = 1024 * 1024
 """Plain writes: parts below this are joined (copied) into one call, larger ones go as they are."""
@@ -81,6 +83,16 @@ class LocalFiles:
             return pread_into(fd, into, offset)
         except OSError as error:
             raise translate(error, "read", handle.path) from error
+
+    def read_cached(self, handle: Handle, offset: int, into: Sequence[memoryview]) -> int:
+        """Bytes read into the buffers `into`, if they are in this machine's memory; fewer than
+        asked, or 0, where that is not so for all. Waits for no file system, so it may go where a
+        hanging call must not. Only where the profile has `cached_reads`; never a failure."""
+        flags = _NOWAIT if self.profile.cached_reads is CachedReads.NOWAIT else 0
+        try:
+            return os.preadv(cast(LocalHandle, handle).fd, into, offset, flags)
+        except OSError:  # the read that follows will say what is wrong
+            return 0
 
     def write(self, handle: Handle, offset: int, parts: Sequence[Buffer]) -> None:
         fd = cast(LocalHandle, handle).fd

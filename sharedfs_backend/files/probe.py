@@ -20,15 +20,25 @@ from sharedfs_backend.files import writeback
 from sharedfs_backend.files.failure import FailureKind, FileFailure
 from sharedfs_backend.files.local import LocalFiles
 from sharedfs_backend.files.mounts import Mount, mount_of, parse_mountinfo, recognise, warnings_of
-from sharedfs_backend.files.profile import NAMED, FlushMethod, Profile
+from sharedfs_backend.files.profile import NAMED, CachedReads, FlushMethod, Profile
 
 SCRATCH_PREFIX = "probe."
 """Names of scratch directories below the root: this and 16 hex digits. `gc` may remove old ones."""
 
 _DATA = bytes(range(256)) * 32
 _BLOCK_BYTES = 4096
+_TMPFS_MAGIC = 0x01021994
 _DAY_SECONDS = 86400.0
-_ABILITIES = ("rename", "vectored", "fadvise", "direct_io", "mtime", "statvfs", "flush")
+_ABILITIES = (
+    "rename",
+    "vectored",
+    "fadvise",
+    "direct_io",
+    "mtime",
+    "statvfs",
+    "flush",
+    "cached_reads",
+)
 _HABITS = ("unlink_needs_end", "orphans_offline_only")
 
 
@@ -61,6 +71,7 @@ def probe(
             mtime=base.mtime and _works(lambda: _mtime(scratch, wall_seconds())),
             statvfs=_works(lambda: os.statvfs(scratch.path).f_blocks > 0),
             flush=_flush_method(scratch, base.flush),
+            cached_reads=_cached_reads(scratch, statfs_type(root)),
         )
     finally:
         scratch.remove()
@@ -72,7 +83,8 @@ def differences(namespace: Profile, mount: Profile) -> list[str]:
         f"{field.name} is {_text(getattr(mount, field.name))} on this mount, "
         f"{_text(getattr(namespace, field.name))} in the namespace"
         for field in fields(Profile)
-        if getattr(mount, field.name) != getattr(namespace, field.name)
+        if field.name != "cached_reads"  # each machine's own affair
+        and getattr(mount, field.name) != getattr(namespace, field.name)
     ]
 
 
@@ -203,6 +215,24 @@ def _flush(scratch: _Scratch, method: FlushMethod) -> bool:
         os.pwrite(fd, _DATA, 0)
         writeback.flush(fd, 0, len(_DATA), method, drop=False)
         return True
+    finally:
+        os.close(fd)
+
+
+def _cached_reads(scratch: _Scratch, statfs_type: int | None) -> CachedReads:
+    """Whether a read can be told not to wait. A file system without an answer says so at once."""
+    if statfs_type == _TMPFS_MAGIC:
+        return CachedReads.MEMORY
+    return CachedReads.NOWAIT if _works(lambda: _read_nowait(scratch)) else CachedReads.NONE
+
+
+def _read_nowait(scratch: _Scratch) -> bool:
+    fd = os.open(scratch.file, os.O_RDONLY | os.O_CLOEXEC)
+    into = bytearray(len(_DATA))
+    try:
+        return os.preadv(fd, [into], 0, os.RWF_NOWAIT) == len(_DATA) and into == _DATA
+    except BlockingIOError:
+        return True  # understood; it is just not in memory at present
     finally:
         os.close(fd)
 

@@ -26,6 +26,14 @@ class FlushMethod(enum.Enum):
     DATASYNC = "datasync"  # fdatasync + fadvise: NFS pages stay pinned until a COMMIT
 
 
+class CachedReads(enum.Enum):
+    """How a read can be had that answers from memory at once, or says that it cannot."""
+
+    NONE = "none"  # no such call here: any read may wait for the file system
+    NOWAIT = "nowait"  # preadv2 with RWF_NOWAIT
+    MEMORY = "memory"  # every read is one: the files lie in this machine's memory
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Abilities (probed), sizes in bytes, habits."""
@@ -39,6 +47,7 @@ class Profile:
     mtime: bool = True
     statvfs: bool = True
     flush: FlushMethod = FlushMethod.RANGE
+    cached_reads: CachedReads = CachedReads.NONE
     # sizes
     align_bytes: int = 4 * KIB
     piece_bytes: int = PIECE_BYTES
@@ -61,7 +70,7 @@ class Profile:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; `from_dict` is its inverse."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return values | {"flush": self.flush.value}
+        return values | {"flush": self.flush.value, "cached_reads": self.cached_reads.value}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Profile:
@@ -75,6 +84,8 @@ class Profile:
             value = values[field.name]
             if field.name == "flush":
                 value = FlushMethod(value)
+            elif field.name == "cached_reads":
+                value = CachedReads(value)
             elif type(value) is not type(getattr(defaults, field.name)):
                 raise ValueError(f"profile: {field.name} is {value!r}")
             known[field.name] = value
@@ -83,7 +94,8 @@ class Profile:
 
 POSIX = Profile()
 # A page cache, where an operation is a memory copy: a piece stays in one core's own cache.
-LOCAL = replace(POSIX, name="local", piece_bytes=MIB, read_depth_max=8)
+# The kernel bounds dirty pages of a local disk itself, and what was written is read next.
+LOCAL = replace(POSIX, name="local", piece_bytes=MIB, read_depth_max=8, flush=FlushMethod.NONE)
 # A rename there shows other clients a mixture, and times are cached: neither is an ability.
 # 1 MiB is the largest NFS request; the client splits a 4 MiB read into four in flight together.
 NFS = replace(

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
-from sharedfs_backend.files.api import Buffer, Files, Handle, write_operations
+from sharedfs_backend.files.api import Buffer, CachedRead, Files, Handle, write_operations
 from sharedfs_backend.files.failure import FailureKind, FileFailure
 from sharedfs_backend.files.health import Health, State
 
@@ -117,6 +117,19 @@ class WatchedFiles:
 
     def read(self, handle: Handle, offset: int, into: memoryview) -> int:
         return self._call("read", handle.path, self.inner.read, handle, offset, into)
+
+    def counted(self, read_cached: CachedRead) -> CachedRead:
+        """`read_cached` of the inner layer, counted as reads where it brought anything. It says
+        nothing about the file system's health: it did not ask it."""
+
+        def read(handle: Handle, offset: int, into: Sequence[memoryview]) -> int:
+            got = read_cached(handle, offset, into)
+            if got:
+                with self._lock:
+                    self._count("read", handle.path, 1)
+            return got
+
+        return read
 
     def write(self, handle: Handle, offset: int, parts: Sequence[Buffer]) -> None:
         if (more := write_operations(len(parts)) - 1) > 0:

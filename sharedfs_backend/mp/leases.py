@@ -78,11 +78,24 @@ class Load:
 class _Grant:
     """The locks one lookup took. Holds the key objects, so that their identities stay theirs."""
 
-    __slots__ = ("expires", "held")
+    __slots__ = ("_held", "_keys", "expires")
 
     def __init__(self, keys: Sequence[Any], expires: float) -> None:
-        self.held = dict(zip(map(id, keys), keys, strict=True))
+        self._keys = keys
+        self._held: dict[int, Any] | None = None  # made by the first unlock, not by the lookup
         self.expires = expires
+
+    @property
+    def held(self) -> dict[int, Any]:
+        """Identity -> key object of each lock not returned yet."""
+        if self._held is None:
+            self._held = dict(zip(map(id, self._keys), self._keys, strict=True))
+        return self._held
+
+    @property
+    def is_over(self) -> bool:
+        """Every lock was returned."""
+        return self._held is not None and not self._held
 
 
 class Leases:
@@ -121,7 +134,7 @@ class Leases:
             self._settle()
             while self._grants and (
                 self._grants[0].expires <= now
-                or not self._grants[0].held
+                or self._grants[0].is_over
                 or len(self._grants) >= self._grants_max
             ):
                 self._grants.popleft()

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Any, Protocol
 
 from lmcache.lmcache_native import Bitmap
@@ -27,6 +28,8 @@ from sharedfs_backend.mp.leases import Leases, Load
 from sharedfs_backend.mp.results import Outbox
 from sharedfs_backend.putting import PutItem, PutTask
 from sharedfs_backend.stats import Stats
+
+_group_of = attrgetter("object_group_id")
 
 QUEUED_SHARE_MAX = 0.1
 """Of the buffers' time to live: a store that waited longer before it began is dropped."""
@@ -98,15 +101,20 @@ class Runner:
         hits: list[int] = []
         for part in self._splitter.split(keys):
             found = self._find(keys, part, descs)
-            hits += [place for place, hit in zip(part.places, found, strict=True) if hit]
+            if all(found):
+                hits += part.places
+            else:
+                hits += [place for place, hit in zip(part.places, found, strict=True) if hit]
         bitmap = Bitmap(len(keys))
         if hits:
-            self._leases.grant([keys[place] for place in hits], self._now())
+            locked = keys if len(hits) == len(keys) else [keys[place] for place in hits]
+            self._leases.grant(tuple(locked), self._now())
             bitmap.batched_set(hits)
         self._out.lookups.put(task_id, bitmap)
 
     def _find(self, keys: Sequence[Any], part: Part, descs: Any) -> list[bool]:
-        groups = [keys[place].object_group_id for place in part.places]
+        mine = keys if len(part.places) == len(keys) else [keys[place] for place in part.places]
+        groups = list(map(_group_of, mine))
         hints = {group: (descs or {}).get(group) for group in set(groups)}
         sure = {group: self._layouts.sure(part.slot, group, desc) for group, desc in hints.items()}
         trials = {group: self._layouts.trials(part.slot, group, hints[group]) for group in sure}

@@ -22,7 +22,7 @@ from sharedfs_backend.files import (
     writeback,
 )
 from sharedfs_backend.files.api import WRITE_PARTS_MAX
-from sharedfs_backend.files.profile import FlushMethod
+from sharedfs_backend.files.profile import CachedReads, FlushMethod
 from tests.files.contract import fails, get, put
 
 PROFILES = {"vectored": NAMED["posix"], "plain": replace(NAMED["posix"], vectored=False)}
@@ -194,3 +194,19 @@ def test_free_bytes_survives_a_missing_fragment_size(
 def test_free_bytes_is_unknown_where_statvfs_is(tmp_path: Path) -> None:
     files = LocalFiles(str(tmp_path / "missing"), replace(NAMED["posix"], statvfs=False))
     assert files.free_bytes() is None
+
+
+@pytest.mark.parametrize("how", [CachedReads.NOWAIT, CachedReads.MEMORY])
+def test_a_cached_read_fills_its_buffers_or_brings_nothing(
+    tmp_path: Path, how: CachedReads
+) -> None:
+    files = LocalFiles(str(tmp_path), replace(NAMED["local"], cached_reads=how))
+    (tmp_path / "a").write_bytes(b"0123456789")
+    handle = files.open_read("a")
+    into = [memoryview(bytearray(3)), memoryview(bytearray(4))]
+    found = files.read_cached(handle, 1, into)
+    assert found in (0, 7)  # 0 where the file system knows no such read, or the page is gone
+    assert found == 0 or b"".join(into) == b"1234567"
+    assert how is CachedReads.NOWAIT or found == 7
+    files.close(handle)
+    assert files.read_cached(handle, 1, into) == 0  # no failure: the read that follows tells

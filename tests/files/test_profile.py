@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 
 from sharedfs_backend.files import (
     NAMED,
+    CachedReads,
     FailureKind,
     FileFailure,
     FlushMethod,
@@ -24,6 +26,8 @@ from sharedfs_backend.files import (
     probe,
     writeback,
 )
+
+probing = importlib.import_module("sharedfs_backend.files.probe")  # the package has the function
 
 
 def refuse(number: int) -> Callable[..., Any]:
@@ -99,6 +103,27 @@ def test_flushing_falls_back_to_the_next_best(
     assert probe(str(tmp_path), name="posix").flush is FlushMethod.DATASYNC
     monkeypatch.setattr(os, "fdatasync", refuse(errno.EINVAL))
     assert probe(str(tmp_path), name="posix").flush is FlushMethod.NONE
+
+
+def test_a_kernel_that_cannot_read_without_waiting_is_not_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probing, "statfs_type", lambda root: 0xEF53)
+    monkeypatch.setattr(os, "preadv", refuse(errno.EOPNOTSUPP))
+    assert probe(str(tmp_path), name="local").cached_reads is CachedReads.NONE
+    monkeypatch.setattr(os, "preadv", refuse(errno.EAGAIN))  # understood: just not in memory
+    assert probe(str(tmp_path), name="local").cached_reads is CachedReads.NOWAIT
+
+
+def test_files_on_tmpfs_are_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "statfs_type", lambda root: 0x01021994)
+    assert probe(str(tmp_path), name="local").cached_reads is CachedReads.MEMORY
+
+
+def test_what_is_in_memory_is_this_machines_affair_alone() -> None:
+    there = replace(NAMED["local"], cached_reads=CachedReads.NOWAIT)
+    assert differences(NAMED["local"], there) == []
+    assert effective(NAMED["local"], there).cached_reads is CachedReads.NOWAIT
 
 
 def test_what_one_machine_cannot_see_comes_from_the_named_profile(tmp_path: Path) -> None:
