@@ -22,10 +22,12 @@ def _least(scores: Sequence[float], without: int, rng: random.Random) -> int:
     for index, score in enumerate(scores):
         if index == without:
             continue
-        if score < value or place < 0:
+        if score < value:
             value, place, ties = score, index, 1
         elif score == value:
             ties += 1
             if rng.random() * ties < 1.0:  # each of the tied is as likely
                 place = index
+    if place < 0:  # no score is a number
+        place = 0 if without != 0 else 1
     return place

@@ -4,8 +4,9 @@ They are where learning starts, not what it ends with: `learning` moves the four
 measure (fixed time, time per token, bandwidth, latency) and the quadratic term from what each
 replica does. The others are weights of the decision or properties no router can see.
 
-The figures are those of a 70B-class model on one node; 320 KiB of KV per token is 80 layers, 8 KV
-heads of 128, keys and values in two bytes.
+The figures are those of a 70B-class model on four GPUs (140 GB of weights, 134 GB of KV; 1.4
+PFLOP/s give 0.1 ms a token); 320 KiB of KV per token is 80 layers, 8 KV heads of 128, keys and
+values in two bytes.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Constants:
     """g: share of GPU time each running decode takes from a prefill."""
     kv_bytes_per_token: float = 320.0 * KIB
     """k: see `sharedfs_backend.economics.kv_bytes_per_token`."""
-    host_bytes_per_second: float = 25e9
-    """B_pcie: from the host's memory, PCIe 4 x16 as copied by LMCache."""
+    host_bytes_per_second: float = 200e9
+    """B_pcie: from the host's memory; four GPUs, each its share over its own PCIe 5 link."""
     shared_bytes_per_second: float = 5e9
     """B_w: what one replica reads from the shared tier."""
     shared_latency_seconds: float = 10e-3
@@ -44,11 +45,11 @@ class Constants:
     shared_blocks: int = 1 << 18
     """Blocks the router remembers to be in the shared tier, where no catalog tells it."""
 
-    throughput_weight: float = 0.5
-    """theta: how much a second of GPU time, which others wait for, counts against the choice."""
+    throughput_weight: float = 0.3
+    """theta: how much a second of GPU or of loading counts for each request that waits for it."""
     pressure_seconds: float = 10.0
     """phi: cost of a full KV cache (preemption), in seconds per share above 0.9."""
-    retain_weight: float = 0.0
+    retain_weight: float = 0.25
     """psi: credit for a prefix only this replica holds, per second of computing it again."""
     has_shared_tier: bool = True
     """Every replica can load what any of them prefilled."""

@@ -3,12 +3,13 @@
     T_gpu = c0 + c1*u + c2*u*(L - u/2)
     T_io  = d*k/B_pcie + (s>0)*(wait for earlier loads + l + s*k/B_w)
     TTFT  = max(W, T_io) + slow*T_gpu            slow = 1 + g*decodes
-    cost  = TTFT + theta*slow*T_gpu + phi*max(0, kv_usage - 0.9) - psi*retain
+    cost  = TTFT + theta*(1 + n)*(slow*T_gpu + load) + phi*max(0, kv_usage - 0.9) - psi*retain
 
 for a prompt of L tokens of which the replica holds h in its GPU and d more in host memory, the
 shared tier s more, and u are computed; W is the prefill it has before it. Loading overlaps with
-queueing. The shared part is used only where loading it is quicker than computing it. `cost` is what
-choices compare: a prefix that nearly every request has is not charged to the one that brings it.
+queueing; the shared part is used only where loading is quicker than computing. The cost is what
+choices compare: what a request occupies others wait for, and as many come while it waits as are
+there now (n). A prefix that nearly every request has is not charged to the one that brings it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Pressure(NamedTuple):
 
     queue_s: float
     """W"""
+    pending: int
+    """n"""
     io_wait_s: float
     decodes: int
     kv_usage: float
@@ -66,6 +69,8 @@ class Estimate(NamedTuple):
     """u"""
     load_s: float
     """l + s*k/B_w: the load alone."""
+    spared_tokens: float
+    """Those the shared tier has that computing gets sooner."""
 
 
 def estimate(
@@ -79,7 +84,7 @@ def estimate(
     shared = min(held.shared, most) - gpu - host
     computed = prompt - gpu - host
     busy_s = prefill.seconds(computed, prompt)
-    load_s = 0.0
+    load_s = spared = 0.0
     if shared > 0:
         rest_s = prefill.seconds(computed - shared, prompt)
         load_s = loading.seconds(shared)
@@ -87,7 +92,7 @@ def estimate(
             computed -= shared
             busy_s = rest_s
         else:
-            shared = load_s = 0.0
+            shared, spared, load_s = 0.0, shared, 0.0
     else:
         shared = 0.0
     local_s = host * loading.bytes_per_token / constants.host_bytes_per_second
@@ -96,7 +101,8 @@ def estimate(
     compute_s = slow * busy_s
     total_s = max(pressure.queue_s, local_s + shared_s) + compute_s
 
-    cost_s = total_s + constants.throughput_weight * compute_s
+    others = constants.throughput_weight * (1 + pressure.pending)
+    cost_s = total_s + others * (compute_s + load_s)
     if pressure.kv_usage > PRESSURE_FROM:
         cost_s += constants.pressure_seconds * (pressure.kv_usage - PRESSURE_FROM)
     if constants.retain_weight:
@@ -107,8 +113,8 @@ def estimate(
     missing = min(held.common, most) - (prompt - computed)
     if missing > 0:
         saved = slow * (busy_s - prefill.seconds(computed - missing, prompt))
-        cost_s -= (1.0 + constants.throughput_weight) * saved
+        cost_s -= (1.0 + others) * saved
     return Estimate(
         pressure.queue_s, local_s, shared_s, compute_s, total_s, cost_s, slow,
-        prompt, gpu, host, shared, computed, load_s,
+        prompt, gpu, host, shared, computed, load_s, spared,
     )  # fmt: skip

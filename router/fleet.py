@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from router.asks import Ask, Usage
 from router.choice import least
@@ -27,7 +28,7 @@ from router.outcome import (
     ReplicaView,
 )
 from router.policies import POLICIES, RADIX_TOKENS, Standing
-from router.replica import Replica
+from router.replica import PROBE_TOKENS_MAX, PROBE_TOKENS_MIN, Replica
 from router.shadow import Holder, Path, Tree
 from router.tickets import Rival, Ticket
 
@@ -60,10 +61,11 @@ class Fleet:
         if policy not in POLICIES:
             raise ValueError(f"no policy {policy!r}: one of {', '.join(POLICIES)}")
         self.constants = constants or Constants()
+        self._ungated = replace(self.constants, is_load_gated=False)
         self.policy = policy
         self.slo_seconds = slo_seconds
         self._score = POLICIES[policy]
-        self._memory_tokens = RADIX_TOKENS if policy == "radix" else 0
+        self._memory_tokens = RADIX_TOKENS if policy.startswith("radix") else 0
         self._rng = rng
         self._replicas: dict[str, Replica] = {}
         self._tree = Tree()
@@ -151,7 +153,23 @@ class Fleet:
                 self._overloads += 1
                 return Overload(quickest, quickest - self.slo_seconds)
         rival = None if second is None else (replicas[second], estimates[second])
-        return self._reserve(ask, path, depths, replicas[best], estimates[best], rival, now)
+        chosen, costs = replicas[best], estimates[best]
+        if self.constants.is_load_gated and costs.spared_tokens and chosen.may_probe(now):
+            costs = self._probe(chosen, costs, now)
+        return self._reserve(ask, path, depths, chosen, costs, rival, now)
+
+    def _probe(self, chosen: Replica, costs: Estimate, now: float) -> Estimate:
+        """The estimate with the load that the gate has spared, if that is a small one."""
+        if not PROBE_TOKENS_MIN <= costs.spared_tokens <= PROBE_TOKENS_MAX:
+            return costs
+        chosen.probes(now)
+        local = costs.gpu_tokens + costs.host_tokens
+        held = Held(
+            costs.prompt_tokens, costs.gpu_tokens, costs.host_tokens, local + costs.spared_tokens
+        )
+        pressure = Pressure(0.0, 0, 0.0, chosen.load.decodes(now), chosen.load.kv_usage)
+        speed = chosen.speed
+        return estimate(held, pressure, speed.prefill, speed.loading, self._ungated)
 
     def _estimates(
         self,
@@ -184,7 +202,11 @@ class Fleet:
                 common,
             )
             pressure = Pressure(
-                load.queue_s(now), load.io_wait_s(now), load.decodes(now), load.kv_usage
+                load.queue_s(now),
+                load.waiting(now),
+                load.io_wait_s(now),
+                load.decodes(now),
+                load.kv_usage,
             )
             found.append(estimate(held, pressure, speed.prefill, speed.loading, self.constants))
         return found

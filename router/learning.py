@@ -3,7 +3,7 @@
 Prefill: recursive least squares with forgetting on `t_first - max(t_dispatch + T_io, previous first
 token there)`, divided by what the running decodes make of a second. The unknowns are c0, c1 and c2
 as multiples of their starting values, so that they are of one size; errors are relative, so that a
-few huge prompts do not decide; a surprise beyond CLIP times the usual one counts as that much;
+few huge prompts do not decide; a surprise beyond some times the usual one counts as that;
 nothing is ever learned to be below FLOOR of its start.
 
 Loading: the same with two unknowns (latency, time per byte) and shorter memory, from loads on
@@ -23,7 +23,9 @@ UNCERTAIN = 25.0
 """Variance of a starting value, relative: it may well be five times off."""
 UNCERTAIN_MOST = 100.0
 """What directions never seen may grow to under forgetting."""
-CLIP = 4.0
+PREFILL_CLIP = 4.0
+LOADING_CLIP = 40.0
+"""Contention is no outlier: a load may well take five times what it took."""
 FLOOR = 1e-3
 MARGIN_S = 2e-3
 """What a network adds and takes at random, beside a relative error."""
@@ -33,10 +35,11 @@ MARGIN = 0.05
 class Filter:
     """Recursive least squares of a few non-negative multiples; starts at 1 each."""
 
-    def __init__(self, size: int, memory: float) -> None:
+    def __init__(self, size: int, memory: float, clip: float) -> None:
         self.values = [1.0] * size
         self.samples = 0
         self._memory = memory
+        self._clip = clip
         self._usual = 10.0
         self._spread = [[UNCERTAIN * (i == j) for j in range(size)] for i in range(size)]
 
@@ -45,9 +48,8 @@ class Filter:
         scale = MARGIN_S + MARGIN * abs(seen)
         shape = [part / scale for part in parts]
         error = sum(v * s for v, s in zip(self.values, shape, strict=True)) - seen / scale
-        limit = CLIP * self._usual
-        size = min(abs(error), 2 * limit)
-        self._usual += 0.05 * (size - self._usual)
+        limit = self._clip * max(1.0, self._usual)
+        self._usual += 0.1 * (min(abs(error), 2 * limit) - self._usual)
         error = max(-limit, min(limit, error))
 
         spread, memory = self._spread, self._memory
@@ -79,8 +81,8 @@ class Speed:
         self.loading = loading
         self._prefill_start = prefill
         self._loading_start = loading
-        self._prefill_filter = Filter(3, PREFILL_MEMORY)
-        self._loading_filter = Filter(2, LOADING_MEMORY)
+        self._prefill_filter = Filter(3, PREFILL_MEMORY, PREFILL_CLIP)
+        self._loading_filter = Filter(2, LOADING_MEMORY, LOADING_CLIP)
 
     @property
     def prefills(self) -> int:

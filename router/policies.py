@@ -96,16 +96,22 @@ def radix(
 ) -> list[float]:
     """Longest match in a tree of what was sent where; fewest in flight once out of balance.
 
-    With a match below the threshold, the replica whose tree is smallest.
+    With a match below the threshold, fewest in flight too.
     """
-    loads = [each.in_flight for each in standings]
-    high, low = max(loads), min(loads)
-    if high - low > RADIX_ABSOLUTE and high > RADIX_RELATIVE * low:
-        return [float(load) for load in loads]
-    matched = [each.matched_tokens for each in standings]
-    if max(matched) > RADIX_MATCH * estimates[0].prompt_tokens:
-        return [-tokens for tokens in matched]
-    return [float(each.remembered) for each in standings]
+    loads = [float(each.in_flight) for each in standings]
+    if _is_out_of_balance(standings):
+        return loads
+    return _longest(estimates, standings) or loads
+
+
+def radix_smallest(
+    estimates: Sequence[Estimate], standings: Sequence[Standing], affinity: int, turn: int
+) -> list[float]:
+    """The same, but with a match below the threshold the replica whose tree is smallest."""
+    if _is_out_of_balance(standings):
+        return [float(each.in_flight) for each in standings]
+    longest = _longest(estimates, standings)
+    return longest or [float(each.remembered) for each in standings]
 
 
 def weighted_2_1(
@@ -139,10 +145,24 @@ POLICIES: dict[str, Policy] = {
     "least-pending-seconds": least_pending_seconds,
     "consistent-hash": consistent_hash,
     "radix": radix,
+    "radix-smallest": radix_smallest,
     "weighted-2-1": weighted_2_1,
     "weighted-3-2-2": weighted_3_2_2,
     "ttft": ttft,
 }
+
+
+def _is_out_of_balance(standings: Sequence[Standing]) -> bool:
+    loads = [each.in_flight for each in standings]
+    high, low = max(loads), min(loads)
+    return high - low > RADIX_ABSOLUTE and high > RADIX_RELATIVE * low
+
+
+def _longest(estimates: Sequence[Estimate], standings: Sequence[Standing]) -> list[float] | None:
+    matched = [each.matched_tokens for each in standings]
+    if max(matched) <= RADIX_MATCH * estimates[0].prompt_tokens:
+        return None
+    return [-tokens for tokens in matched]
 
 
 def _prefix(estimates: Sequence[Estimate]) -> list[float]:

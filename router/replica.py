@@ -19,6 +19,13 @@ from sharedfs_backend.economics import Loading, Prefill
 
 EXACT_BLOCKS_MAX = 1 << 20
 """Of one replica; past it the engine's events are no longer believed complete."""
+PROBE_SECONDS = 120.0
+PROBE_TOKENS_MIN = 256
+PROBE_TOKENS_MAX = 2048
+PROBES_FIRST = 3
+"""A tier thought too slow to load from is never measured again: now and then an idle replica loads
+a little all the same, so that the estimate can recover. The first few at once, as what learning
+starts from may be far off."""
 SHRINK = 0.9
 GROW = 1.002
 LEAST_SHARE = 0.05
@@ -43,6 +50,7 @@ class Replica:
         self.host_tokens: float = constants.host_tokens
         self.has_known_gpu = False
         self.external_hit_rate: float | None = None
+        self._probe_at = float("-inf")
         self.speed = self._speed(constants, constants.kv_bytes_per_token)
 
     @staticmethod
@@ -66,6 +74,15 @@ class Replica:
         if self.state is ReplicaState.HALF_OPEN:
             return self.load.in_flight == 0
         return self.state is ReplicaState.READY
+
+    def may_probe(self, now: float) -> bool:
+        """Whether a load of the tier may be tried although computing seems quicker."""
+        return now >= self._probe_at and not self.load.pending and not self.load.io_wait_s(now)
+
+    def probes(self, now: float) -> None:
+        """One is on its way."""
+        is_new = self.speed.loads < PROBES_FIRST
+        self._probe_at = now + (1.0 if is_new else PROBE_SECONDS)
 
     def size(self, block_tokens: float, memory_tokens: float) -> None:
         """Capacities in blocks of this size."""

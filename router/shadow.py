@@ -31,7 +31,7 @@ class Node:
 
     __slots__ = ("blocks", "children", "entries", "parent", "start")
 
-    def __init__(self, parent: Node | None, start: int, blocks: Sequence[int]) -> None:
+    def __init__(self, parent: Node | None, start: int, blocks: list[int]) -> None:
         self.parent = parent
         self.start = start
         self.blocks = blocks
@@ -105,7 +105,7 @@ class Tree:
     """All prefixes somebody holds. `blocks` counts those in it."""
 
     def __init__(self) -> None:
-        self.root = Node(None, 0, ())
+        self.root = Node(None, 0, [])
         self.blocks = 0
 
     def find(self, blocks: Sequence[int]) -> Path:
@@ -126,19 +126,17 @@ class Tree:
     def touch(self, path: Path, holders: Sequence[Holder], since: float = 0.0) -> None:
         """The holders have the whole prompt now, most recently used. `path` is used up."""
         nodes = path.nodes
+        last = nodes[-1] if nodes else self.root
+        if path.common < len(last.blocks):
+            self._split(last, path.common)
         if path.matched < len(path.blocks):
-            last = nodes[-1] if nodes else self.root
-            if nodes and path.common < len(last.blocks):
-                self._split(last, path.common)
-            fresh = Node(last, path.matched, path.blocks[path.matched :])
+            fresh = Node(last, path.matched, list(path.blocks[path.matched :]))
             last.children[fresh.blocks[0]] = fresh
             self.blocks += len(fresh.blocks)
             nodes.append(fresh)
-        total = len(path.blocks)
         for node in reversed(nodes):
-            count = min(len(node.blocks), total - node.start)
             for holder in holders:
-                _hold(holder, node, count, since)
+                _hold(holder, node, len(node.blocks), since)
         for holder in holders:
             self.shrink(holder)
 
@@ -149,7 +147,7 @@ class Tree:
         lower.children, node.children = node.children, {lower.blocks[0]: lower}
         for child in lower.children.values():
             child.parent = lower
-        node.blocks = node.blocks[:at]
+        del node.blocks[at:]
         for holder, entry in node.entries.items():
             if entry.count > at:
                 rest = Entry(holder, lower, entry.count - at, entry.since)
@@ -163,31 +161,30 @@ class Tree:
             excess = holder.used - holder.capacity
             entry = holder.oldest
             if entry.count > excess:
-                entry.count -= excess
-                holder.used -= excess
+                self._shorten(entry, entry.count - excess)
             else:
                 self._remove(entry)
 
     def cut(self, blocks: Sequence[int], holder: Holder, depth: int) -> None:
         """The holder has no more than `depth` of these blocks, and nothing that needs the rest."""
-        doomed: list[Node] = []
+        doomed: list[Entry] = []
         for node in self.find(blocks).nodes:
             entry = node.entries.get(holder)
             keep = depth - node.start
             if entry is None or entry.count <= keep:
                 continue
-            doomed += node.children.values()
-            if keep > 0:
-                holder.used -= entry.count - keep
-                entry.count = keep
-            else:
-                self._remove(entry)
+            doomed.append(entry)
             break
-        while doomed:
-            node = doomed.pop()
-            entry = node.entries.get(holder)
-            if entry is not None:
-                doomed += node.children.values()
+        for entry in doomed:  # grows: parents come before their children
+            below = (child.entries.get(holder) for child in entry.node.children.values())
+            doomed += [each for each in below if each is not None]
+        for entry in reversed(doomed[1:]):
+            self._remove(entry)
+        for entry in doomed[:1]:
+            keep = depth - entry.node.start
+            if keep > 0:
+                self._shorten(entry, keep)
+            else:
                 self._remove(entry)
 
     def clear(self, holder: Holder) -> None:
@@ -195,16 +192,29 @@ class Tree:
         while holder.oldest is not None:
             self._remove(holder.oldest)
 
+    def _shorten(self, entry: Entry, count: int) -> None:
+        """Keeps only `count` blocks, and of the edge what somebody still has."""
+        entry.holder.used -= entry.count - count
+        entry.count = count
+        self._trim(entry.node)
+
     def _remove(self, entry: Entry) -> None:
         _unlink(entry)
-        node: Node | None = entry.node
-        assert node is not None
         entry.holder.used -= entry.count
-        del node.entries[entry.holder]
-        while node is not None and node.parent and not node.entries and not node.children:
+        del entry.node.entries[entry.holder]
+        node = entry.node
+        while node.parent is not None and not node.entries and not node.children:
             self.blocks -= len(node.blocks)
             del node.parent.children[node.blocks[0]]
             node = node.parent
+        self._trim(node)
+
+    def _trim(self, node: Node) -> None:
+        """Of an edge's end, only what somebody has stays."""
+        if node.entries and not node.children:
+            longest = max(each.count for each in node.entries.values())
+            self.blocks -= len(node.blocks) - longest
+            del node.blocks[longest:]
 
 
 def _hold(holder: Holder, node: Node, count: int, since: float) -> None:

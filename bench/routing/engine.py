@@ -26,7 +26,7 @@ class World:
     decode_slowdown: float = 0.01
     output_token_seconds: float = 25e-3
     kv_bytes_per_token: float = 320 * 1024.0
-    host_bytes_per_second: float = 25e9
+    host_bytes_per_second: float = 200e9
     gpu_blocks: int = 800
     host_blocks: int = 1600
     shared_bytes_per_second: float = 5e9
