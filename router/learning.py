@@ -17,8 +17,8 @@ from sharedfs_backend.economics import Loading, Prefill
 
 PREFILL_MEMORY = 0.998
 """Forgetting for each sample: a memory of about 500 prefills."""
-LOADING_MEMORY = 0.95
-"""About 20 loads: contention comes and goes within minutes."""
+LOADING_MEMORY = 0.9
+"""About 10 loads: contention comes and goes within minutes."""
 UNCERTAIN = 25.0
 """Variance of a starting value, relative: it may well be five times off."""
 UNCERTAIN_MOST = 100.0
@@ -45,9 +45,10 @@ class Filter:
 
     def learn(self, parts: list[float], seen: float) -> None:
         """`parts` are what each value of 1 would contribute to `seen`."""
-        scale = MARGIN_S + MARGIN * abs(seen)
+        expected = sum(v * part for v, part in zip(self.values, parts, strict=True))
+        scale = MARGIN_S + MARGIN * expected
         shape = [part / scale for part in parts]
-        error = sum(v * s for v, s in zip(self.values, shape, strict=True)) - seen / scale
+        error = (expected - seen) / scale
         limit = self._clip * max(1.0, self._usual)
         self._usual += 0.1 * (min(abs(error), 2 * limit) - self._usual)
         error = max(-limit, min(limit, error))

@@ -46,6 +46,14 @@ def nodes(node: Node) -> list[Node]:
     return [node, *(each for child in node.children.values() for each in nodes(child))]
 
 
+def oldest_first(holder: Holder) -> list[Entry]:
+    found, entry = [], holder.oldest
+    while entry:
+        found.append(entry)
+        entry = entry.newer
+    return found
+
+
 def check_sound(tree: Tree, holders: Sequence[Holder]) -> None:
     """Counts add up, nobody's edges are gone, and whoever holds an edge holds all before it."""
     all_nodes = [each for each in nodes(tree.root) if each.parent]
@@ -58,13 +66,8 @@ def check_sound(tree: Tree, holders: Sequence[Holder]) -> None:
                 assert node.parent is not None
                 assert node.parent.entries[holder].count == len(node.parent.blocks)
     for holder in holders:
-        counts, entry = 0, holder.oldest
-        last: Entry | None = None
-        while entry is not None:
-            counts += entry.count
-            last, entry = entry, entry.newer
-        assert counts == holder.used
-        assert last is holder.newest
+        assert sum(entry.count for entry in oldest_first(holder)) == holder.used
+        assert oldest_first(holder)[-1:] == ([holder.newest] if holder.newest else [])
 
 
 def test_a_prompt_touched_is_found_whole() -> None:
