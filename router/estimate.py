@@ -106,7 +106,7 @@ def estimate(
     if pressure.kv_usage > PRESSURE_FROM:
         cost_s += constants.pressure_seconds * (pressure.kv_usage - PRESSURE_FROM)
     if constants.retain_weight:
-        alone = gpu + host - held.shared
+        alone = gpu + host - max(held.shared, held.common)
         if alone > 0:
             saved = prefill.seconds(computed + alone, prompt) - busy_s
             cost_s -= constants.retain_weight * saved

@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from statistics import median
 
 from router.asks import Ask, Usage
 from router.choice import least
@@ -97,13 +98,26 @@ class Fleet:
         """A replica that may be chosen from now on; known already: its figures are replaced."""
         known = self._replicas.get(replica)
         if known is None:
-            known = self._replicas[replica] = Replica(replica, self.constants)
+            known = Replica(replica, self._usual())
+            self._replicas[replica] = known
         if kv_bytes_per_token is not None:
-            known.is_figured(self.constants, kv_bytes_per_token)
+            known.has_kv_of(self.constants, kv_bytes_per_token)
         if gpu_tokens is not None:
             known.gpu_tokens, known.has_known_gpu = gpu_tokens, True
         if host_tokens is not None:
             known.host_tokens = host_tokens
+
+    def _usual(self) -> Constants:
+        """Where a new replica starts: the median of what was learned of the others."""
+        prefills = [each.speed.prefill for each in self._replicas.values() if each.is_known()]
+        if not prefills:
+            return self.constants
+        return replace(
+            self.constants,
+            fixed_seconds=median(each.fixed_seconds for each in prefills),
+            token_seconds=median(each.token_seconds for each in prefills),
+            pair_seconds=median(each.pair_seconds for each in prefills),
+        )
 
     def leave(self, replica: str) -> None:
         """Gone. Its open tickets stay valid and may still be closed."""

@@ -19,6 +19,7 @@ from sharedfs_backend.economics import Loading, Prefill
 
 EXACT_BLOCKS_MAX = 1 << 20
 """Of one replica; past it the engine's events are no longer believed complete."""
+KNOWN_PREFILLS = 20
 PROBE_SECONDS = 120.0
 PROBE_TOKENS_MIN = 256
 PROBE_TOKENS_MAX = 2048
@@ -64,10 +65,14 @@ class Replica:
             ),
         )
 
-    def is_figured(self, constants: Constants, kv_bytes_per_token: float) -> None:
-        """Its KV has another size: what was learned of loads starts anew."""
-        if kv_bytes_per_token != self.speed.loading.bytes_per_token:
-            self.speed = self._speed(constants, kv_bytes_per_token)
+    def has_kv_of(self, constants: Constants, bytes_per_token: float) -> None:
+        """Its KV has another size than thought: what was learned starts anew."""
+        if bytes_per_token != self.speed.loading.bytes_per_token:
+            self.speed = self._speed(constants, bytes_per_token)
+
+    def is_known(self) -> bool:
+        """Whether enough prefills were seen to say something of others."""
+        return self.speed.prefills >= KNOWN_PREFILLS
 
     def takes_requests(self) -> bool:
         """Whether it may be chosen; half open it gets one at a time."""
