@@ -255,6 +255,30 @@ def test_shared_beginnings_are_forgotten_with_what_ends_in_them() -> None:
     assert len(node.ours) == 0 and len(cache.held) == 1
 
 
+def parts(ids: Sequence[int], start: int, end: int) -> list[dict[str, Any]]:
+    """The event of blocks `start` to `end` alone, 16 tokens each."""
+    cache = Cache(16)
+    cache.store(ids[: 16 * start])
+    return cache.store(ids[: 16 * end])
+
+
+def test_a_block_said_again_is_still_under_what_it_was_under() -> None:
+    listener, ids = Listener(), tokens(128)
+    listener.take(parts(ids, 0, 8))
+    listener.take(parts(ids, 0, 1))
+    assert listener.resident == set(ours(ids))
+    listener.take([{"type": "BlockRemoved", "block_hashes": [Cache.hash(ids[:16])]}])
+    assert listener.resident == set()
+
+
+def test_a_block_of_which_a_part_is_gone_is_not_resident() -> None:
+    listener, ids = Listener(), tokens(128)
+    listener.take(parts(ids, 0, 4))
+    listener.take([{"type": "BlockRemoved", "block_hashes": [Cache.hash(ids[:32])]}])
+    listener.take(parts(ids, 4, 8))
+    assert listener.resident == set()
+
+
 # -- over real sockets, from vLLM's own publisher --------------------------------------------------
 
 
