@@ -19,6 +19,7 @@ from router.choice import least
 from router.common import Common
 from router.constants import Constants
 from router.estimate import Estimate, Held, Pressure, estimate
+from router.feedback import learn, regret
 from router.outcome import (
     Costs,
     Decision,
@@ -32,6 +33,7 @@ from router.policies import POLICIES, RADIX_TOKENS, Standing
 from router.replica import PROBE_TOKENS_MAX, PROBE_TOKENS_MIN, Replica
 from router.shadow import Holder, Path, Tree
 from router.tickets import Rival, Ticket
+from router.views import view_of
 
 __all__ = [
     "Constants",
@@ -78,8 +80,6 @@ class Fleet:
         self._overloads = 0
         self._regret_seconds = 0.0
         self._regrets = 0
-        self._predicted = 0
-        self._reported = 0
         self._block_tokens = 1.0
 
     @property
@@ -299,25 +299,13 @@ class Fleet:
         if known is None:
             return
         known.load.first(ticket, now)
-        self._look_back(ticket, now)
+        regret_s = regret(ticket, now)
+        if regret_s is not None:
+            self._regrets += 1
+            self._regret_seconds += regret_s
         if self.constants.has_shared_tier:
             path = self._tree.find(ticket.blocks)
             self._tree.touch(path, [self._shared], now + self.constants.visibility_seconds)
-
-    def _look_back(self, ticket: Ticket, now: float) -> None:
-        """Regret: what the runner-up would have saved, knowing when it would have been free."""
-        rival, ticket.rival = ticket.rival, None
-        if rival is None:
-            return
-        waited = 0.0
-        if rival.last is not None:
-            free_at = rival.last.first_at
-            if free_at is None:  # still not free: we are served sooner; or it failed, and
-                free_at = now if rival.last.is_open else ticket.chosen_at  # nobody waited for it
-            waited = max(0.0, free_at - ticket.chosen_at)
-        theirs = max(waited, rival.io_s) + rival.compute_s
-        self._regrets += 1
-        self._regret_seconds += max(0.0, now - ticket.chosen_at - theirs)
 
     def ended(self, ticket: Ticket, now: float, usage: Usage | None) -> None:
         """Answered in full. Frees the reservation; learns from what was reported."""
@@ -328,34 +316,7 @@ class Fleet:
         self._close(ticket, now)
         known = self._replicas.get(ticket.replica)
         if known is not None:
-            self._learn(known, ticket, usage)
-
-    def _learn(self, known: Replica, ticket: Ticket, usage: Usage | None) -> None:
-        cached, prompt = ticket.cached_tokens, float(ticket.prompt_tokens)
-        if usage is not None and usage.prompt_tokens:
-            cached *= usage.prompt_tokens / max(1, ticket.prompt_tokens)
-            prompt = float(usage.prompt_tokens)
-        if usage is not None and usage.cached_tokens is not None:
-            known.reported(cached, usage.cached_tokens, ticket.block_tokens)
-            self._predicted += int(cached)
-            self._reported += usage.cached_tokens
-            if ticket.shared_tokens and usage.cached_tokens < cached - ticket.block_tokens:
-                return  # what it loaded is not known
-            cached = min(float(usage.cached_tokens), prompt - 1)
-        assert ticket.first_at is not None
-        computed = max(1.0, prompt - cached)
-        slow = 1.0 + self.constants.decode_slowdown * ticket.decodes
-        speed = known.speed
-        dispatched = ticket.chosen_at if ticket.sent_at is None else ticket.sent_at
-        is_hidden = ticket.shared_tokens == 0 or (
-            ticket.began_at - dispatched > HIDDEN * ticket.io_s
-        )
-        if is_hidden:
-            seconds = (ticket.first_at - ticket.began_at) / slow
-            speed.saw_prefill(computed, prompt, seconds)
-        elif ticket.was_idle and ticket.io_waited_s == 0.0:
-            took = ticket.first_at - dispatched - slow * speed.prefill.seconds(computed, prompt)
-            speed.saw_load(ticket.shared_tokens, took - ticket.local_s)
+            learn(known, ticket, usage, self.constants.decode_slowdown)
 
     def released(self, ticket: Ticket, now: float) -> None:
         """Failed or abandoned. Frees the reservation; nothing is learned from it."""
@@ -392,43 +353,14 @@ class Fleet:
         """The fleet as plain values."""
         return FleetView(
             policy=self.policy,
-            replicas=tuple(_view(each, now) for each in self._replicas.values()),
+            replicas=tuple(view_of(each, now) for each in self._replicas.values()),
             reservations=self._reservations,
             decisions={(name, self.policy): count for name, count in self._decisions.items()},
             overloads=self._overloads,
             regret_seconds=self._regret_seconds,
             regrets=self._regrets,
-            predicted_tokens=self._predicted,
-            reported_tokens=self._reported,
+            predicted_tokens=sum(each.trust.predicted for each in self._replicas.values()),
+            reported_tokens=sum(each.trust.reported for each in self._replicas.values()),
             tree_blocks=self._tree.blocks,
             common_tokens=int(self._common.blocks * self._block_tokens),
         )
-
-
-HIDDEN = 1.0
-
-
-def _view(each: Replica, now: float) -> ReplicaView:
-    load, speed, trust = each.load, each.speed, each.trust
-    return ReplicaView(
-        replica=each.name,
-        state=each.state,
-        in_flight=load.in_flight,
-        pending=len(load.pending),
-        pending_s=load.queue_s(now),
-        decodes=load.decodes(now),
-        fixed_s=speed.prefill.fixed_seconds,
-        token_s=speed.prefill.token_seconds,
-        pair_s=speed.prefill.pair_seconds,
-        shared_bytes_per_s=speed.loading.bytes_per_second,
-        shared_latency_s=speed.loading.latency_seconds,
-        samples=speed.prefills,
-        trust=trust.value,
-        has_alarm=trust.has_alarm,
-        shadow_blocks=each.gpu.used + each.host.used,
-        kv_usage=load.kv_usage,
-        has_exact_residency=each.exact is not None,
-        external_hit_rate=each.external_hit_rate,
-        predicted_tokens=trust.predicted,
-        reported_tokens=trust.reported,
-    )
