@@ -54,7 +54,7 @@ function plots(history) {
   lines(at("ttft"), times, [
     { name: "median", colour: 0, values: buckets.map((one) => one.p50_ms) },
     { name: "95th percentile", colour: 2, values: buckets.map((one) => one.p95_ms) },
-  ], (value) => `${short(value)} ms`);
+  ], (value) => (value >= 1000 ? `${short(value / 1000)} s` : `${short(value)} ms`));
 }
 
 function replicas(rows) {

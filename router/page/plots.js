@@ -1,7 +1,7 @@
 // Plots: time series as SVG. Knows no router; values and places in, elements out.
 
 const SVG = "http://www.w3.org/2000/svg";
-const WIDTH = 640, HEIGHT = 190, LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 22;
+const HEIGHT = 190, LEFT = 56, RIGHT = 10, TOP = 10, BOTTOM = 22;
 export const COLOURS = 8;
 
 export function element(name, attributes = {}, text = null) {
@@ -24,13 +24,15 @@ export function short(value) {
   return `${+value.toPrecision(3)}`;
 }
 
-function frame(times, top, label) {
-  const svg = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
+// Axes for a place as wide as it is now; redrawn with every look.
+function frame(place, times, top, label) {
+  const width = Math.max(200, place.clientWidth);
+  const svg = element("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img" });
   const first = times[0], last = times[times.length - 1];
-  const x = (time) => LEFT + (WIDTH - LEFT - RIGHT) * (last > first ? (time - first) / (last - first) : 1);
+  const x = (time) => LEFT + (width - LEFT - RIGHT) * (last > first ? (time - first) / (last - first) : 1);
   const y = (value) => HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * Math.min(value / top, 1);
   for (const share of [0, 0.5, 1]) {
-    svg.append(element("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(top * share), y2: y(top * share) }));
+    svg.append(element("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(top * share), y2: y(top * share) }));
     svg.append(element("text", { x: LEFT - 6, y: y(top * share) + 4, "text-anchor": "end" }, label(top * share)));
   }
   const minutes = Math.max(1, Math.ceil((last - first) / 60 / 5));
@@ -38,14 +40,14 @@ function frame(times, top, label) {
     const anchor = back ? "middle" : "end";
     svg.append(element("text", { x: x(last - back * 60), y: HEIGHT - 6, "text-anchor": anchor }, back ? `-${back} min` : "now"));
   }
-  return { svg, x, y };
+  return { svg, x, y, width };
 }
 
 // A line for each series; a null is a gap.
 export function lines(place, times, series, label = short) {
   const values = series.flatMap((one) => one.values).filter((value) => value !== null);
   if (!values.length) return empty(place);
-  const { svg, x, y } = frame(times, roundedUp(Math.max(...values)), label);
+  const { svg, x, y } = frame(place, times, roundedUp(Math.max(...values)), label);
   for (const { values, colour, name } of series) {
     let path = "", isDown = false;
     values.forEach((value, index) => {
@@ -65,15 +67,15 @@ export function lines(place, times, series, label = short) {
 export function shares(place, times, series) {
   const totals = times.map((_, index) => series.reduce((sum, one) => sum + one.values[index], 0));
   if (!totals.some((total) => total > 0)) return empty(place);
-  const { svg, x, y } = frame(times, 1, (value) => `${Math.round(100 * value)} %`);
-  const width = Math.max(1, (WIDTH - LEFT - RIGHT) / Math.max(1, times.length - 1) - 0.6);
+  const { svg, x, y, width } = frame(place, times, 1, (value) => `${Math.round(100 * value)} %`);
+  const wide = Math.max(1, (width - LEFT - RIGHT) / Math.max(1, times.length - 1) - 0.6);
   const below = times.map(() => 0);
   for (const { values, colour, name } of series) {
     values.forEach((value, index) => {
       if (!(value > 0)) return;
       const from = below[index], to = (below[index] += value / totals[index]);
-      const left = Math.min(Math.max(LEFT, x(times[index]) - width / 2), WIDTH - RIGHT - width);
-      const bar = element("rect", { class: `fill${colour}`, x: left, width, y: y(to), height: y(from) - y(to) });
+      const left = Math.min(Math.max(LEFT, x(times[index]) - wide / 2), width - RIGHT - wide);
+      const bar = element("rect", { class: `fill${colour}`, x: left, width: wide, y: y(to), height: y(from) - y(to) });
       bar.append(element("title", {}, `${name}: ${short(value)} tokens`));
       svg.append(bar);
     });

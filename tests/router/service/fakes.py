@@ -368,7 +368,11 @@ def router(*urls: str, place: Place | None = None, **more: Any) -> Iterator[Runn
 
     async def made() -> App:
         app = App(settings, place, rng=random.Random(7))
-        await app.start()
+        try:
+            await app.start()
+        except BaseException:
+            await app.close()
+            raise
         return app
 
     running = None

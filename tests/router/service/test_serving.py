@@ -1,0 +1,307 @@
+"""The whole router over real sockets: what a user gets, beside the complaints."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from router.breaker import FAILURES_MAX
+from router.settings import SettingsError
+from tests.router.service.fakes import FakeReplica, Running, chat, replicas, router, until
+
+
+def test_models_of_all_replicas_are_merged() -> None:
+    with replicas(2) as (one, two), router(one.url, two.url) as running:
+        one.script.models = ("m", "lora")
+        running.wait_ready(2)
+        models = {
+            entry["id"]: entry["replicas"] for entry in running.ask("/v1/models").json()["data"]
+        }
+        assert set(models) == {"m", "lora"}
+        assert set(models["m"]) == {one.id, two.id} and models["lora"] == [one.id]
+
+
+def test_a_request_goes_to_a_replica_that_serves_its_model() -> None:
+    with replicas(2) as (one, two), router(one.url, two.url) as running:
+        two.script.models = ("other",)
+        running.wait_ready(2)
+        running.ask("/v1/models")
+        assert {running.chat(f"{n}", model="other").replica for n in range(6)} == {two.id}
+        assert {running.chat(f"{n}", model="m").replica for n in range(6)} == {one.id}
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/audio/speech", "/version"])
+def test_everything_else_is_passed_through(path: str) -> None:
+    with replicas(1) as (one,), router(one.url) as running:
+        running.wait_ready(1)
+        fields = None if path == "/version" else {"prompt": "x"}
+        answer = running.ask(f"{path}?a=1", fields)
+        assert answer.json() == {"path": f"{path}?a=1", "from": one.id}
+        assert answer.replica == one.id
+
+
+def test_a_replicas_path_is_put_before_the_requests() -> None:
+    with replicas(1) as (one,), router(f"{one.url}/deep") as running:
+        one.script.health = 404  # its fake knows no /deep/health, which is an answer all the same
+        running.wait_ready(1)
+        assert running.ask("/version").json()["path"] == "/deep/version"
+
+
+def test_embeddings_and_completions_are_decided_too() -> None:
+    with replicas(1) as (one,), router(one.url) as running:
+        running.wait_ready(1)
+        for path, fields in (
+            ("/v1/completions", {"prompt": "x"}),
+            ("/v1/embeddings", {"input": "x"}),
+        ):
+            assert "compute=" in running.ask(path, fields).headers["x-sharedfs-reason"]
+        assert running.settled()
+
+
+def test_a_body_that_is_no_request_is_left_for_the_engine_to_refuse() -> None:
+    with replicas(1) as (one,), router(one.url) as running:
+        running.wait_ready(1)
+        one.script.status, one.script.error_body = 400, b'{"error": "the engine\'s own words"}'
+        answer = running.ask("/v1/chat/completions", ["not", "an", "object"])
+        assert answer.status == 400 and answer.body == one.script.error_body
+
+
+@pytest.mark.parametrize(
+    ("status", "retried"), [(500, True), (502, True), (503, True), (429, True), (501, False)]
+)
+def test_an_answer_another_replica_may_improve_on_is_tried_there(
+    status: int, retried: bool
+) -> None:
+    with replicas(2) as pair, router(*(each.url for each in pair)) as running:
+        running.wait_ready(2)
+        for each in pair:
+            each.script.status = status
+        assert running.chat().status == status
+        assert sum(len(each.prompts()) for each in pair) == (2 if retried else 1)
+        assert running.settled()
+
+
+def test_a_request_that_fails_everywhere_counts_against_nobody() -> None:
+    with replicas(2) as pair, router(*(each.url for each in pair)) as running:
+        running.wait_ready(2)
+        for each in pair:
+            each.script.status = 500
+        for _ in range(3 * FAILURES_MAX):
+            assert running.chat().status == 500
+        assert len(running.on_loop(running.app.members.ready)) == 2
+
+
+def test_a_replica_that_fails_what_others_answer_is_left_alone_until_it_is_tried_again() -> None:
+    with replicas(2) as pair, router(
+        *(each.url for each in pair), policy="round-robin"
+    ) as running:  # fmt: skip
+        running.wait_ready(2)
+        bad, good = pair
+        bad.script.status = 500
+        while len(bad.prompts()) < FAILURES_MAX:
+            assert running.chat().replica == good.id
+        running.wait_ready(1)
+        bad.script.status = 200
+        running.wait_ready(2)  # half open: one request will show
+        until(lambda: running.chat().replica == bad.id)
+
+
+def test_a_dead_replica_costs_no_request() -> None:
+    with replicas(2) as pair, router(*(each.url for each in pair)) as running:
+        running.wait_ready(2)
+        pair[0].stop()
+        assert {running.chat(f"{n}" * 1000).status for n in range(10)} == {200}
+        running.wait_ready(1)
+        assert running.settled()
+
+
+def test_without_any_replica_the_answer_is_503_with_retry_after() -> None:
+    with replicas(1) as (one,), router(one.url) as running:
+        running.wait_ready(1)
+        one.stop()
+        assert running.chat().status == 502
+        running.wait_ready(0)
+        answer = running.chat()
+        assert answer.status == 503 and answer.headers["retry-after"] == "1"
+        assert running.ask("/ready").status == 503 and running.ask("/health").status == 200
+
+
+def test_a_replica_that_comes_back_is_used_again() -> None:
+    with replicas(1) as (one,), router(one.url) as running:
+        running.wait_ready(1)
+        port = one.server_address[1]
+        one.stop()
+        running.wait_ready(0)
+        again = FakeReplica(port)
+        try:
+            running.wait_ready(1)
+            assert running.chat().status == 200
+        finally:
+            again.stop()
+
+
+def test_beyond_the_objective_the_answer_is_429_with_retry_after() -> None:
+    with replicas(1) as (one,), router(one.url, slo_seconds=1.0) as running:
+        running.wait_ready(1)
+        assert running.chat("short").status == 200
+        answer = running.chat("long " * 400_000)
+        assert answer.status == 429 and int(answer.headers["retry-after"]) >= 1
+        assert answer.headers["x-sharedfs-reason"].startswith("least=")
+        assert len(one.prompts()) == 1 and running.settled()
+
+
+def basic(password: str) -> str:
+    return "Basic " + base64.b64encode(f"anyone:{password}".encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"authorization": "Bearer wrong"}, 401),
+        ({"authorization": "Bearer sesame"}, 200),
+        ({"authorization": "bearer sesame"}, 200),
+        ({"x-api-key": "sesame"}, 200),
+        ({"authorization": basic("sesame")}, 200),
+        ({"authorization": basic("wrong")}, 401),
+        ({"authorization": "Basic !!!"}, 401),
+        ({"authorization": "Bearer sesame2"}, 401),
+    ],
+)
+def test_the_api_key_is_asked_for(headers: dict[str, str], status: int) -> None:
+    with replicas(1) as (one,), router(one.url, api_key="sesame") as running:
+        running.wait_ready(1)
+        answer = running.ask("/v1/chat/completions", chat(), headers=headers)
+        assert answer.status == status and len(one.prompts()) == (status == 200)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/health", 200), ("/ready", 200), ("/metrics", 200), ("/", 401), ("/replicas", 401),
+     ("/router/history", 401), ("/v1/models", 401), ("/version", 401), ("/metrics/../x", 401)],
+)  # fmt: skip
+def test_only_what_machines_ask_is_open_without_the_key(path: str, status: int) -> None:
+    with replicas(1) as (one,), router(one.url, api_key="sesame") as running:
+        running.wait_ready(1)
+        assert running.ask(path).status == status
+
+
+def test_the_replicas_key_is_sent_in_place_of_the_clients() -> None:
+    with (
+        replicas(1) as (one,),
+        router(one.url, api_key="sesame", replica_key="inner") as running,
+    ):
+        running.wait_ready(1)
+        running.ask("/v1/chat/completions", chat(), headers={"authorization": "Bearer sesame"})
+        sent = {name.lower(): value for name, value in one.prompts()[0].headers.items()}
+        assert sent["authorization"] == "Bearer inner"
+
+
+@pytest.mark.parametrize("headers", [{"origin": "http://evil"}, {"sec-fetch-site": "cross-site"}])
+def test_a_page_of_another_site_cannot_drain(headers: dict[str, str]) -> None:
+    with replicas(1) as (one,), router(one.url) as running:
+        running.wait_ready(1)
+        path = f"/replicas/{one.id}/drain"
+        assert running.ask(path, method="POST", headers=headers).status == 403
+        assert running.ask(path, method="POST").json() == {"id": one.id, "draining": True}
+        assert running.ask(path, method="DELETE").json() == {"id": one.id, "draining": False}
+
+
+def test_own_paths_take_their_methods_only() -> None:
+    with replicas(1) as (one,), router(one.url) as running:
+        running.wait_ready(1)
+        assert running.ask("/metrics", {}).status == 405
+        assert running.ask(f"/replicas/{one.id}/drain").status == 405
+        assert running.ask("/replicas/nobody/drain", method="POST").status == 404
+        assert running.ask("/", method="HEAD").body == b""
+
+
+def test_the_replicas_page_says_what_is_known_of_each() -> None:
+    with replicas(1) as (one,), router(one.url) as running:
+        running.wait_ready(1)
+        one.script.metrics = "vllm:kv_cache_usage_perc 0.5\n"
+        one.script.cached_tokens = 0
+        running.chat("x" * 4000)
+        until(lambda: running.ask("/replicas").json()["replicas"][0]["kv_usage"] == 0.5)
+        (row,) = running.ask("/replicas").json()["replicas"]
+        assert row["url"] == one.url and row["state"] == "ready" and row["models"] == ["m"]
+        assert row["token_s"] > 0 and row["trouble"] == "" and row["breaker"] == "closed"
+
+
+def test_reported_cached_tokens_stand_beside_the_predicted() -> None:
+    with replicas(1) as (one,), router(one.url) as running:
+        running.wait_ready(1)
+        one.script.cached_tokens = 64
+        running.chat("x" * 4000)
+        running.chat("x" * 4000)
+        until(running.settled)
+        known = running.ask("/metrics").body.decode()
+        assert "sharedfs_router_reported_tokens_total 128.0" in known
+        predicted = known.partition("\nsharedfs_router_predicted_tokens_total ")[2].split()[0]
+        assert float(predicted) > 0
+
+
+def test_a_replica_that_is_silent_too_long_has_failed() -> None:
+    with replicas(2) as pair, router(
+        *(each.url for each in pair), first_byte_seconds_max=1.0
+    ) as running:  # fmt: skip
+        running.wait_ready(2)
+        hold = threading.Event()
+        pair[0].script.hold = hold
+        pair[0].script.head_first = True
+        answers = [running.chat(f"{n}" * 2000) for n in range(3)]
+        hold.set()
+        assert [answer.status for answer in answers] == [200, 200, 200]
+        assert {answer.replica for answer in answers} == {pair[1].id}
+
+
+def test_a_missing_list_stops_the_start_and_says_so(tmp_path: Path) -> None:
+    with (
+        pytest.raises(SettingsError, match="list of replicas"),
+        router(replica_file=str(tmp_path / "none")),
+    ):
+        pass
+
+
+def test_a_taken_port_stops_the_start_and_says_so() -> None:
+    with (
+        replicas(1) as (one,),
+        pytest.raises(SettingsError, match="cannot listen"),
+        router(one.url, port=one.server_address[1]),
+    ):
+        pass
+
+
+def _is_ready(running: Running, names: set[str]) -> bool:
+    ready = running.on_loop(running.app.members.ready)
+    return {member.replica.id for member in ready} == names
+
+
+def test_the_list_changes_under_load_and_no_request_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "list"
+    with replicas(3) as three:
+        path.write_text("\n".join(each.url for each in three))
+        with router(replica_file=str(path)) as running:
+            running.wait_ready(3)
+            stop, statuses = threading.Event(), []
+
+            def load() -> None:
+                while not stop.is_set():
+                    statuses.append(running.chat(json.dumps(len(statuses)) * 300).status)
+
+            threads = [threading.Thread(target=load, daemon=True) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for names in ([0, 1], [1, 2], [2], [0, 1, 2]):
+                path.write_text("\n".join(three[number].url for number in names))
+                wanted = {three[number].id for number in names}
+                until(partial(_is_ready, running, wanted))
+            stop.set()
+            for thread in threads:
+                thread.join()
+            assert set(statuses) == {200} and running.settled()
