@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from bench.demo.__main__ import conclude
+from bench.demo.conversations import Decided
 from bench.demo.expect import Expected
 from bench.demo.namespace import Contents
 from bench.demo.scenario import Row
@@ -48,6 +49,20 @@ def test_the_table_shows_what_was_measured_and_the_code_is_0(console: Console) -
     assert "24 packs with 158 chunks in 662.9 MB" in text(console)
     for cell in ("4000", "4.86 s", "0.86 s", "3840/3840", "equal", "open 2/2, read 15/15"):
         assert cell in line
+
+
+DECIDED = Decided("conversation 1, turn 2", 2616, "B", "queue 3.0, total 9.5", 1, 0.5, True, ())
+
+
+def test_what_the_router_decided_is_shown_and_judged(console: Console) -> None:
+    assert conclude(console, [row()], None, 60.0, [DECIDED]) == 0
+    line = next(x for x in text(console).splitlines() if "conversation 1, turn 2" in x)
+    assert [cell.strip() for cell in line.split("│")[1:-1]] == [
+        "conversation 1, turn 2", "2616", "B", "1", "0.50 s", "equal", "queue 3.0, total 9.5"
+    ]  # fmt: skip
+    assert "all 2 lines" in text(console)
+    assert conclude(console, [row()], None, 60.0, [DECIDED], ["it went wrong"]) == 1
+    assert "FAILED: it went wrong" in text(console)
 
 
 def test_a_failing_line_is_named_and_the_code_is_1(console: Console) -> None:

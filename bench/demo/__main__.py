@@ -1,8 +1,9 @@
 """`python -m bench.demo`: two real engines reuse each other's KV through one directory.
 
-Starts two replicas, runs the scenario, prints the table, stops everything. Exit codes: 0 when every
-line is as it had to be, 1 when one is not (it is named), 2 when the fleet could not be run, 130
-after Ctrl-C. Everything it makes lies below `.demo/`, but for a namespace given by NAMESPACE.
+Starts two replicas and the router, runs the scenario and some conversations in which one replica
+dies, prints the tables, stops everything. Exit codes: 0 when every line is as it had to be, 1 when
+one is not (it is named), 2 when the fleet could not be run, 130 after Ctrl-C. Everything it makes
+lies below `.demo/`, but for a namespace given by NAMESPACE.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ import typer
 from rich.console import Console
 
 from bench.demo import namespace, report
+from bench.demo.client import RequestFailed
+from bench.demo.conversations import Conversations, Decided, Talk, judge
 from bench.demo.fleet import Fleet, FleetError
+from bench.demo.front import Front
 from bench.demo.model import ModelError, ensure_model_apart
 from bench.demo.namespace import Contents, NamespaceFailed
 from bench.demo.replica_spec import REPOSITORY, ReplicaSpec, plugin_adapter
@@ -43,7 +47,7 @@ def demo(
     signal.signal(signal.SIGHUP, _terminate)
     try:
         code = run(console, small=small, fs_native=fs_native)
-    except (FleetError, ModelError, NamespaceFailed) as error:
+    except (FleetError, ModelError, NamespaceFailed, RequestFailed) as error:
         console.print(f"FAILED: {error}", markup=False, highlight=False)
         code = 2
     except OSError as error:
@@ -73,9 +77,10 @@ def run(console: Console, *, small: bool, fs_native: bool) -> int:
     ]
     # An existing namespace may hold an earlier run's prompts: then draw others.
     seed = f"demo-{secrets.token_hex(4)}" if choice.may_hold_prompts else "demo"
-    plan = Plan(seed=seed)
+    plan, talk = Plan(seed=seed), Talk()
     if small:
         plan = Plan((1100,), (1025,), 2, 800, 300, 1200, seed=seed)
+        talk = Talk(conversations=2)
 
     with console.status("starting") as status:
 
@@ -87,31 +92,46 @@ def run(console: Console, *, small: bool, fs_native: bool) -> int:
         with Fleet(WORK / "logs") as fleet:
             say(f"starting two replicas (one to two minutes; logs in {fleet.logs})")
             first, second = fleet.start(*specs)
-            scenario = Scenario(first, second, plan, say)
+            front = Front(fleet, (first, second))
+            say("starting the router in front of them")
+            front.start()
+            scenario = Scenario(first, second, plan, say, front)
+            conversations = Conversations(front, talk, seed, say)
             try:
                 scenario.run()
-            except FleetError:
+                conversations.run()
+            except (FleetError, RequestFailed):
                 report.show(console, scenario.rows)
                 raise
-            say("stopping both replicas")
+            say("stopping everything")
     contents = None if fs_native else namespace.contents(choice.root)
-    return conclude(console, scenario.rows, contents, time.monotonic() - begin)
+    wrong = judge(conversations.rows, conversations.killed)
+    seconds = time.monotonic() - begin
+    return conclude(console, scenario.rows, contents, seconds, conversations.rows, wrong)
 
 
 def conclude(
-    console: Console, rows: Sequence[Row], contents: Contents | None, seconds: float
+    console: Console,
+    rows: Sequence[Row],
+    contents: Contents | None,
+    seconds: float,
+    decided: Sequence[Decided] = (),
+    wrong: Sequence[str] = (),
 ) -> int:
-    """Prints the table and the verdict; returns the exit code."""
+    """Prints the tables and the verdict; returns the exit code. `wrong`: about `decided`."""
     console.print()
     report.show(console, rows)
+    if decided:
+        report.show_decided(console, decided)
     if contents is not None:
         console.print(f"in the namespace: {report.contents_line(contents)}", highlight=False)
-    failed = report.failures(rows) or ([] if rows else ["nothing was measured"])
+    failed = [*report.failures(rows), *wrong] or ([] if rows else ["nothing was measured"])
     for line in failed:
         console.print(f"FAILED: {line}", style="bold red", markup=False, highlight=False)
     if failed:
         return 1
-    console.print(f"all {len(rows)} lines as they had to be, in {seconds:.0f} s", highlight=False)
+    count = len(rows) + len(decided)
+    console.print(f"all {count} lines as they had to be, in {seconds:.0f} s", highlight=False)
     return 0
 
 

@@ -10,8 +10,8 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,17 +19,23 @@ REQUEST_SECONDS = 300.0
 
 
 class RequestFailed(Exception):
-    """The server answered with an error, or stopped answering."""
+    """The server answered with an error, or stopped answering; `had_begun`: after a first token."""
+
+    def __init__(self, text: str, *, had_begun: bool = False) -> None:
+        super().__init__(text)
+        self.had_begun = had_begun
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One greedy completion: what came, and when the first token came."""
+    """One greedy completion: what came, when the first token came, and what a router said."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     ttft_seconds: float
     total_seconds: float
+    replica: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,12 @@ def complete(
         if response.status != 200:
             text = response.read().decode(errors="replace")
             raise RequestFailed(f"completion on port {port}: {response.status} {text[:500]}")
-        return _read_stream(response, begin)
+        done = _read_stream(response, begin)
+        return replace(
+            done,
+            replica=response.getheader("x-sharedfs-replica", ""),
+            reason=response.getheader("x-sharedfs-reason", ""),
+        )
     except (OSError, http.client.HTTPException) as error:
         raise RequestFailed(f"completion on port {port}: {error}") from error
     finally:
@@ -135,8 +146,10 @@ def _read_stream(response: http.client.HTTPResponse, begin: float) -> Completion
     tokens: list[int] = []
     logprobs: list[float] = []
     first: float | None = None
-    for raw in response:
+    is_whole = False
+    for raw in _lines(response, tokens):
         line = raw.strip()
+        is_whole |= line == b"data: [DONE]"
         if not line.startswith(b"data: ") or line == b"data: [DONE]":
             continue
         event = json.loads(line[6:])
@@ -150,4 +163,14 @@ def _read_stream(response: http.client.HTTPResponse, begin: float) -> Completion
             logprobs.extend((choice.get("logprobs") or {}).get("token_logprobs") or [])
     if first is None:
         raise RequestFailed("completion: the stream ended without a token")
+    if not is_whole:
+        raise RequestFailed("completion: the stream ended too early", had_begun=True)
     return Completion(tuple(tokens), tuple(logprobs), first - begin, time.perf_counter() - begin)
+
+
+def _lines(response: http.client.HTTPResponse, tokens: Sequence[int]) -> Iterator[bytes]:
+    """The stream's lines; RequestFailed, knowing whether a token had come, when it breaks off."""
+    try:
+        yield from response
+    except (OSError, http.client.HTTPException) as error:
+        raise RequestFailed(f"completion: {error!r}", had_begun=bool(tokens)) from error

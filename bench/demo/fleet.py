@@ -11,6 +11,7 @@ reuse: look at its counters.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -33,6 +34,7 @@ from bench.demo.replica_spec import (
     ReplicaSpec,
     child_environment,
     engine_command,
+    python_path,
     server_command,
 )
 
@@ -162,22 +164,11 @@ class Replica:
 
     def _spawn(self, part: str, command: list[str], extra: Mapping[str, str]) -> None:
         environment = {**child_environment(self.spec, self._fleet.scratch), **extra}
-        with self.log_path(part).open("ab") as log:
-            log.write(f"$ {' '.join(command)}\n".encode())
-            log.flush()
-            with signals_held(replay=True):
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    cwd=self._fleet.scratch,
-                    env=environment,
-                )
-                session = Session.led_by(process.pid)
-                self._running[part] = (process, session)
-                self._fleet.note_session(session)
+
+        def keep(started: Part) -> None:
+            self._running[part] = started
+
+        self._fleet.spawn(self.log_path(part), command, environment, keep)
 
     def _wait(self, part: str, port: int, path: str, deadline: float) -> None:
         while True:
@@ -211,6 +202,7 @@ class Fleet:
         self.engine_command = engine_command
         self.on_wait = on_wait
         self.replicas: dict[str, Replica] = {}
+        self._beside: list[Part] = []
         self._keeper: subprocess.Popen[bytes] | None = None
         self.scratch = Path()
 
@@ -253,12 +245,46 @@ class Fleet:
             replica.wait_ready()
         return replicas
 
+    def launch(self, log: Path, command: list[str]) -> Part:
+        """Starts a process that belongs to no replica; it is stopped before all of them."""
+        environment = {**os.environ, "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"}
+        return self.spawn(log, command, environment, self._beside.append)
+
+    def spawn(
+        self,
+        log_path: Path,
+        command: list[str],
+        environment: Mapping[str, str],
+        keep: Callable[[Part], None],
+    ) -> Part:
+        """Starts a process that leads a session of its own; `keep` and the keeper hear of it
+        before a signal can end us."""
+        with log_path.open("ab") as log:
+            log.write(f"$ {' '.join(command)}\n".encode())
+            log.flush()
+            with signals_held(replay=True):
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    cwd=self.scratch,
+                    env=environment,
+                )
+                session = Session.led_by(process.pid)
+                keep((process, session))
+                self.note_session(session)
+        return process, session
+
     def close(self) -> None:
         """Stops everything, engines first; then lets the keeper look for what is left."""
         if self._keeper is None:
             return
         keeper, self._keeper = self._keeper, None
         with signals_held(replay=False):
+            beside, self._beside = self._beside, []
+            stop_parts(beside)
             stop_together(list(self.replicas.values()))
             assert keeper.stdin is not None and keeper.stdout is not None
             keeper.stdin.close()

@@ -111,13 +111,16 @@ def server_connector(ports: Ports) -> dict[str, object]:
     return connector
 
 
+def python_path() -> str:
+    """Returns PYTHONPATH with this repository first, for children that run elsewhere."""
+    return os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def child_environment(spec: ReplicaSpec, scratch: Path) -> dict[str, str]:
     """Returns the environment of both processes: offline, no telemetry, caches out of $HOME."""
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(
-            [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-        ),
+        "PYTHONPATH": python_path(),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from bench.demo.conversations import Decided
 from bench.demo.namespace import Contents
 from bench.demo.scenario import Row
 
@@ -34,6 +35,30 @@ def show(console: Console, rows: Sequence[Row]) -> None:
             "equal" if row.tokens_equal else "DIFFER",
             operations(row),
             style=None if good else "bold red",
+        )
+    console.print(table)
+
+
+def show_decided(console: Console, rows: Sequence[Decided]) -> None:
+    """Prints one line for each request the router placed by itself."""
+    table = Table(title="What the router decided, and why", title_justify="left")
+    table.add_column("request")
+    table.add_column("prompt", justify="right")
+    table.add_column("replica")
+    table.add_column("moved", justify="right")
+    table.add_column("TTFT", justify="right")
+    table.add_column("tokens")
+    table.add_column("estimate, ms")
+    for row in rows:
+        table.add_row(
+            row.label,
+            f"{row.prompt_tokens}",
+            row.replica,
+            f"{row.retries}" if row.retries else "",
+            f"{row.ttft_seconds:.2f} s" if row.tokens_equal is not None else "-",
+            {True: "equal", False: "DIFFER", None: "-"}[row.tokens_equal],
+            row.reason,
+            style="bold red" if row.failures else None,
         )
     console.print(table)
 

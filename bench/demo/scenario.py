@@ -1,9 +1,9 @@
 """What the demo does with two replicas, and what each step must show.
 
-Each step sends one prompt to one replica and compares what happened with what had to happen: where
-the tokens' KV came from (the engine's own counters), which greedy tokens came out (against a run
-that shared nothing), which file-system operations it took. `Row.failures` says in words what did
-not agree; the demo and the tests both judge by it.
+Each step sends one prompt through the router to one replica and compares what happened with what
+had to happen: where the tokens' KV came from (the engine's own counters), which greedy tokens came
+out (against a run that shared nothing), which file-system operations it took. `Row.failures` says
+in words what did not agree; the demo and the tests both judge by it.
 
 Must not know: how replicas are started, how rows are shown.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from bench.demo.client import Completion, Metrics
 from bench.demo.expect import Expected, Ledger
 from bench.demo.fleet import FleetError, Replica, tail
+from bench.demo.front import Front
 from bench.demo.operations import (
     PIECE_BYTES,
     load_budget,
@@ -88,6 +89,7 @@ class Scenario:
     second: Replica
     plan: Plan
     say: Callable[[str], None]
+    front: Front
     ledger: Ledger = field(default_factory=Ledger)
     rows: list[Row] = field(default_factory=list)
 
@@ -110,7 +112,7 @@ class Scenario:
             self.say(f"warming up {replica.name}")
             for length in (100, 200):
                 prompt = tokens(f"{self.plan.seed}/warm/{replica.name}/{length}", length)
-                replica.complete(prompt, tokens_max=4)
+                self.front.complete_on(replica, prompt, tokens_max=4)
 
     def there(self, writer: Replica, reader: Replica, count: int, draw: str) -> None:
         """A prompt to one replica, then the same to the other."""
@@ -161,7 +163,9 @@ class Scenario:
         """Sends a prompt, waits until its chunks are stored, returns what changed meanwhile."""
         expected = self.ledger.expect(replica.name, prompt, salt)
         engine, server = replica.engine_metrics(), replica.server_metrics()
-        completion = replica.complete(prompt, tokens_max=OUTPUT_TOKENS, cache_salt=salt)
+        completion = self.front.complete_on(
+            replica, prompt, tokens_max=OUTPUT_TOKENS, cache_salt=salt
+        )
         after = wait_until(
             replica.engine_metrics,
             lambda now: _prompt_tokens(now) - _prompt_tokens(engine) >= len(prompt),

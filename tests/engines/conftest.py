@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.demo.fleet import Fleet, Replica
+from bench.demo.front import Front
 from bench.demo.model import ensure_model_apart
 from bench.demo.replica_spec import REPOSITORY, ReplicaSpec, plugin_adapter
 
@@ -54,6 +55,14 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The namespace of the module's replicas."""
     return tmp_path_factory.mktemp("namespace")
+
+
+@pytest.fixture(scope="module")
+def front(fleet: Fleet, pair: tuple[Replica, Replica]) -> Front:
+    """The router in front of the pair."""
+    router = Front(fleet, pair)
+    router.start()
+    return router
 
 
 @pytest.fixture(scope="module")

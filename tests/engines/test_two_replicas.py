@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.demo.conversations import Conversations, Talk, judge
 from bench.demo.fleet import Replica
+from bench.demo.front import Front
 from bench.demo.prompts import tokens
 from bench.demo.scenario import Plan, Row, Scenario
 
@@ -22,8 +24,8 @@ PLAN = Plan(
 
 
 @pytest.fixture(scope="module")
-def scenario(pair: tuple[Replica, Replica]) -> Scenario:
-    done = Scenario(*pair, PLAN, say=print)
+def scenario(pair: tuple[Replica, Replica], front: Front) -> Scenario:
+    done = Scenario(*pair, PLAN, print, front)
     done.run()
     return done
 
@@ -89,3 +91,17 @@ def test_the_namespace_holds_packs_and_one_journal_for_each_replica(
     assert scenario.rows
     assert len(list((root / "packs").glob("*/*"))) >= 8
     assert len(list((root / "journals").iterdir())) == 2
+
+
+def test_a_replica_killed_in_mid_conversation_loses_no_request(
+    scenario: Scenario, front: Front
+) -> None:
+    """The last one here: one of the pair is dead afterwards."""
+    assert scenario.rows
+    talk = Conversations(front, Talk(), "test", print)
+    rows = talk.run()
+    assert judge(rows, talk.killed) == []
+    assert len(rows) == 12
+    assert all(row.tokens_equal for row in rows if row.replica != "-")
+    assert {row.replica for row in rows[:4]} == {"A", "B"}  # both before, the survivor after
+    assert len({row.replica for row in rows[8:]} - {"-"}) == 1
