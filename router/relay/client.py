@@ -214,6 +214,8 @@ class Client(asyncio.Protocol):
         phase, waited = self._phase, now - self._since
         if self.is_paused and now - self._paused_since >= limits.stall_seconds:
             self.transport.abort()
+        elif phase == Phase.BUSY and self._transfer is not None:
+            self._transfer.sweep(now)
         elif phase == Phase.IDLE and waited >= limits.idle_seconds:
             self._leave()
         elif phase == Phase.HEAD and waited >= limits.head_seconds:

@@ -41,8 +41,9 @@ class ResponseSink(Protocol):
     def head_came(self, status: int, headers: Sequence[Header]) -> bool:
         """Whether the response is wanted. If not, the connection has been let go of."""
 
-    def body_came(self, upstream: Upstream) -> None:
-        """The response is to be passed on: its body is beginning, or is empty."""
+    def body_came(self, upstream: Upstream) -> bytes:
+        """The response is to be passed on: its body is beginning, or is empty. Returns the head
+        for the client."""
 
     def body_began(self) -> None:
         """The first byte of the body has been written to the client."""

@@ -51,4 +51,4 @@ class Limits:
     attempts_max: int = 16
     """Attempts for one request, whatever the director asks for."""
     sweep_seconds: float = 0.5
-    """How often deadlines are looked at."""
+    """How often deadlines are looked at: all of them may be missed by so much."""

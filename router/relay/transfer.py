@@ -8,6 +8,7 @@ first byte. It must not know why a replica was chosen, nor parse a byte.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
@@ -29,13 +30,13 @@ class Transfer:
         "_body_bytes",
         "_client",
         "_common",
+        "_deadline",
         "_exchange",
         "_incoming",
         "_is_over",
         "_keeps_alive",
         "_sent_at",
         "_task",
-        "_timer",
         "upstream",
     )
 
@@ -50,8 +51,8 @@ class Transfer:
         self._is_over = False
         self._keeps_alive = incoming.keeps_alive
         self._sent_at = 0.0
+        self._deadline = math.inf
         self._task: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self.upstream: Upstream | None = None
 
     # -- deciding -------------------------------------------------------------------------------
@@ -133,15 +134,15 @@ class Transfer:
         assert self._exchange is not None
         self._exchange.sent(now)
         if attempt.first_byte_seconds_max is not None:
-            self._timer = self._common.loop.call_later(
-                attempt.first_byte_seconds_max, self._timed_out
-            )
+            self._deadline = now + attempt.first_byte_seconds_max
 
-    def _timed_out(self) -> None:
-        self._timer = None
-        if self.upstream is not None:
-            self.upstream.drop()
-            self.upstream = None
+    def sweep(self, now: float) -> None:
+        """Gives up on a replica that has been silent for too long."""
+        if now < self._deadline or self.upstream is None:
+            return
+        self._deadline = math.inf
+        self.upstream.drop()
+        self.upstream = None
         self._failed(Failure.TIMEOUT, "no answer in time")
 
     def _failed(self, failure: Failure, detail: str) -> None:
@@ -165,21 +166,22 @@ class Transfer:
         following = self._exchange.head(status, headers, self._common.now())
         if following is None:
             return True
-        self._stop_timer()
+        self._deadline = math.inf
         self.upstream.drop()
         self.upstream = None
         self._go(following, is_fresh=False)
         return False
 
-    def body_came(self, upstream: Upstream) -> None:
+    def body_came(self, upstream: Upstream) -> bytes:
         assert self._attempt is not None
-        self._stop_timer()
+        self._deadline = math.inf
         common, incoming = self._common, self._incoming
         common.release(incoming)
         is_unchunked = incoming.is_http10 and upstream.ending == Ending.CHUNKED
         if upstream.ending == Ending.CLOSED or is_unchunked or common.is_draining:
             self._keeps_alive = False
-        head = response_head(
+        upstream.pass_to(self._client.transport)
+        return response_head(
             upstream.status,
             upstream.reason,
             upstream.headers,
@@ -187,9 +189,6 @@ class Transfer:
             is_closing=not self._keeps_alive,
             drops_chunking=incoming.is_http10,
         )
-        write = self._client.transport.write
-        write(head)
-        upstream.pass_to(write)
 
     def body_began(self) -> None:
         assert self._exchange is not None
@@ -211,7 +210,7 @@ class Transfer:
         self._client.cut(with_reset=is_told_by_close)
 
     def lost(self, detail: str, is_malformed: bool, is_maybe_stale: bool) -> None:
-        self._stop_timer()
+        self._deadline = math.inf
         self.upstream = None
         elapsed = self._common.now() - self._sent_at
         if is_maybe_stale and elapsed < self._common.limits.stale_seconds:
@@ -227,7 +226,7 @@ class Transfer:
         if self._is_over:
             return
         self._is_over = True
-        self._stop_timer()
+        self._deadline = math.inf
         self._common.release(self._incoming)
         if self.upstream is not None:
             self.upstream.drop()
@@ -241,8 +240,3 @@ class Transfer:
         self._is_over = True
         self._common.release(self._incoming)
         self._client.answer(reply, self._incoming, keeps_alive=self._keeps_alive)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

@@ -69,9 +69,10 @@ class Upstream(asyncio.Protocol):
         self.parser = HttpResponseParser(self)
         self.transport.writelines(pieces)
 
-    def pass_to(self, write: Callable[[bytes], None]) -> None:
-        """From here on body bytes go to `write`."""
-        self.write = write
+    def pass_to(self, client: asyncio.Transport) -> None:
+        """From here on body bytes go to `client`."""
+        self.client = client
+        self.write = client.write
         self.is_passing = True
 
     def drop(self) -> None:
@@ -113,7 +114,7 @@ class Upstream(asyncio.Protocol):
             return
         if self.has_head and self.ending == Ending.CLOSED and exc is None:
             if not self.is_passing:
-                sink.body_came(self)
+                self.client.write(sink.body_came(self))
             sink.response_over(self._tail(), False)
         elif not self.is_passing:
             sink.lost(str(exc or "closed"), False, self.is_reused and not self.raw)
@@ -155,10 +156,12 @@ class Upstream(asyncio.Protocol):
                 self.tail.clear()
             if not sink.head_came(self.status, self.headers):
                 return
-        if self._is_body_here():
+        if self.has_excess and self.ending == Ending.CHUNKED:
+            self._malformed(sink, "more than one response")
+        elif self._is_body_here():
             self.raw = b""
-            sink.body_came(self)
-            self._pass(raw[self.body_at :])
+            head = sink.body_came(self)
+            self._pass(raw[self.body_at :], head)
         elif len(raw) - self.body_at > self.pool.limits.head_bytes_max:
             self._malformed(sink, "a chunk's head too large")
 
@@ -181,10 +184,10 @@ class Upstream(asyncio.Protocol):
     def _is_body_here(self) -> bool:
         """Whether the body has begun, or is known to be empty."""
         if self.ending == Ending.CHUNKED:
-            return bool(self.tail or self.payload) or self.is_complete or self.has_excess
+            return bool(self.tail or self.payload) or self.is_complete
         return len(self.raw) > self.body_at or (self.ending != Ending.CLOSED and not self.remaining)
 
-    def _pass(self, data: bytes) -> None:
+    def _pass(self, data: bytes, head: bytes = b"") -> None:
         """Writes body bytes on, and sees whether they were the last."""
         is_over, is_clean = False, True
         if self.ending == Ending.CHUNKED:
@@ -206,7 +209,9 @@ class Upstream(asyncio.Protocol):
                 is_over = self.remaining == 0
             self.tail.append(data)
             has_body = bool(data)
-        if data:
+        if head:
+            self.client.writelines((head, data))  # One packet, not two.
+        elif data:
             self.write(data)
         if has_body and not self.has_body:
             self.has_body = True

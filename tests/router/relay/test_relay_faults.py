@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -93,9 +96,14 @@ async def test_a_replica_that_hangs_is_given_up_after_its_time(head: bytes) -> N
         await line.gone()
 
     async with replica(script) as hanging, replica() as healthy:
-        director = ScriptedDirector(hanging.attempt(first_byte_seconds_max=0.05), healthy.attempt())
+        director = ScriptedDirector(hanging.attempt(first_byte_seconds_max=60.0), healthy.attempt())
         async with relaying(director) as relay, calling(relay) as caller:
             caller.send(post(b"question"))
+            wanted = ["sent", "head 200"] if head else ["sent"]
+            await until(lambda: director.transcripts == [wanted])
+            relay.sweep(relay._common.now() + 59.0)
+            assert director.transcripts == [wanted]
+            relay.sweep(relay._common.now() + 61.0)
             assert (await caller.response())[1] == b"hello"
             await until(lambda: hanging.open == 0)
     calls = [call for call in director.transcripts[0] if call != "head 200"]
@@ -258,14 +266,33 @@ async def test_what_follows_an_answer_reaches_nobody(excess: bytes) -> None:
 
 
 @over_sockets
-async def test_what_follows_a_chunked_answer_breaks_it_off() -> None:
+async def test_what_follows_a_chunked_answer_spoils_it() -> None:
     whole = PART + b"0\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
-    async with replica(answering(PART[:-2], whole)) as odd:
-        odd.script = answering(whole)
+    async with replica(answering(whole)) as odd, replica() as healthy:
+        director = ScriptedDirector(odd.attempt(), healthy.attempt())
+        async with relaying(director) as relay, calling(relay) as caller:
+            caller.send(GET)
+            assert await caller.response() == (HELLO[:-5], b"hello")
+    assert director.transcripts[0][:3] == ["sent", "head 200", "failed malformed"]
+
+
+@over_sockets
+async def test_what_follows_the_end_of_a_stream_breaks_it_off() -> None:
+    async def script(line: Line) -> None:
+        await line.request()
+        line.send(PART)
+        await first.wait()
+        line.send(b"0\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        await line.gone()
+
+    first = asyncio.Event()
+    async with replica(script) as odd:
         director = ScriptedDirector(odd.attempt())
         async with relaying(director) as relay, calling(relay) as caller:
             caller.send(GET)
-            assert b"HTTP/1.1 200 OK\r\ncontent-length: 0" not in await caller.rest()
+            await caller.head()
+            first.set()
+            assert await caller.rest() == b"3\r\nabc\r\n"
     assert director.transcripts[0][-1] == "broken"
 
 
@@ -342,14 +369,41 @@ async def test_a_client_gone_while_the_decision_is_made_ends_it() -> None:
     assert director.exchanges == []
 
 
+@contextlib.contextmanager
+def full_house() -> Iterator[Attempt]:
+    """An attempt at a port whose queue is full: connecting neither succeeds nor fails."""
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.socket())
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        port = listening.getsockname()[1]
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.1", port))
+        yield Attempt("127.0.0.1", port)
+
+
 @over_sockets
 async def test_a_client_gone_while_connecting_ends_the_attempt() -> None:
-    """10.255.255.1 answers nobody; where the network says so at once the attempt just fails."""
-    director = ScriptedDirector(Attempt("10.255.255.1", 9), Reply(502))
-    async with relaying(director) as relay, calling(relay) as caller:
-        caller.send(post(b"question"))
-        await until(lambda: bool(director.exchanges))
-    assert director.transcripts[0][-1] in ("abandoned", "failed connect")
+    with full_house() as attempt:
+        director = ScriptedDirector(attempt)
+        async with relaying(director) as relay, calling(relay) as caller:
+            caller.send(post(b"question"))
+            await until(lambda: bool(director.exchanges))
+    assert director.transcripts == [["abandoned"]]
+
+
+@over_sockets
+async def test_a_replica_that_does_not_let_us_in_is_given_up_after_its_time() -> None:
+    with full_house() as attempt:
+        async with replica() as healthy:
+            director = ScriptedDirector(attempt, healthy.attempt())
+            limits = Limits(connect_seconds=0.05)
+            async with relaying(director, limits) as relay, calling(relay) as caller:
+                caller.send(post(b"question"))
+                assert (await caller.response())[1] == b"hello"
+    assert director.transcripts[0][:2] == ["failed connect", "sent"]
 
 
 @over_sockets
