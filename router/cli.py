@@ -156,7 +156,8 @@ async def _serve(settings: Settings, place: Place) -> None:
     orphaned = asyncio.create_task(_until_orphaned(signals)) if place.folder else None
     try:
         await router.start()
-        log.info("listening on %s:%d", settings.host, router.port)
+        if orphaned is None:  # else the supervisor says it, of all of them
+            log.info("listening on %s:%d", settings.host, router.port)
         await signals.get()
         log.info("draining for at most %g s", settings.drain_seconds)
         drained = asyncio.create_task(router.drain(settings.drain_seconds))

@@ -20,11 +20,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from router.peers import socket_path
 from router.settings import SettingsError
 
 log = logging.getLogger(__name__)
 
 RESTART_PAUSE_SECONDS = 1.0
+START_LOOK_SECONDS = 0.05
 GRACE_SECONDS = 5.0
 """On top of the drain: from its end until a worker is killed."""
 
@@ -47,7 +49,8 @@ def held_port(host: str, port: int) -> Iterator[int]:
 
 
 def supervise(start: Start, *, host: str, port: int, workers: int, drain_seconds: float) -> int:
-    """Runs `workers` processes until SIGTERM or SIGINT; 0 if all then ended by themselves."""
+    """Runs `workers` processes until SIGTERM or SIGINT; 0 if all then ended by themselves, 2 if
+    one could not start."""
     stopping = threading.Event()
     for known in (signal.SIGTERM, signal.SIGINT):
         signal.signal(known, lambda *_: stopping.set())
@@ -55,8 +58,14 @@ def supervise(start: Start, *, host: str, port: int, workers: int, drain_seconds
         held_port(host, port) as at,
         tempfile.TemporaryDirectory(prefix="sharedfs-router-") as folder,
     ):
-        log.info("listening on %s:%d with %d processes", host, at, workers)
         running = [start(number, at, Path(folder)) for number in range(workers)]
+        while not _all_serve(Path(folder), workers):
+            if any(process.poll() for process in running):
+                _end(running, GRACE_SECONDS)
+                return 2  # it has said why
+            if stopping.wait(START_LOOK_SECONDS):
+                return _end(running, drain_seconds + GRACE_SECONDS)
+        log.info("listening on %s:%d with %d processes", host, at, workers)
         while not stopping.wait(RESTART_PAUSE_SECONDS):
             for number, process in enumerate(running):
                 if process.poll() is None:
@@ -64,6 +73,11 @@ def supervise(start: Start, *, host: str, port: int, workers: int, drain_seconds
                 log.error("process %d ended with %d: started again", number, process.returncode)
                 running[number] = start(number, at, Path(folder))
         return _end(running, drain_seconds + GRACE_SECONDS)
+
+
+def _all_serve(folder: Path, workers: int) -> bool:
+    """A worker meets the others once its port answers."""
+    return all(socket_path(folder, number).exists() for number in range(workers))
 
 
 def _end(running: list[subprocess.Popen[bytes]], seconds: float) -> int:

@@ -1,0 +1,160 @@
+"""The router as a user starts it: one process or several on a port, signals, and what stops it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from router.settings import Settings, SettingsError
+from tests.router.service.fakes import chat, launched, replicas, until
+
+
+def test_sigterm_lets_streams_finish_and_takes_no_new_connections() -> None:
+    with replicas(1) as (one,), launched("--replicas", one.url) as running:
+        running.wait_ready(1)
+        one.script.hold_after = (1, go_on := threading.Event())
+        connection = running.connect()
+        connection.request("POST", "/v1/chat/completions", json.dumps(chat()).encode())
+        answer = connection.getresponse()
+        answer.readline()
+        running.process.send_signal(signal.SIGTERM)
+        until(lambda: any("draining" in line for line in running.said))
+        until(lambda: _refuses(running.port))
+        go_on.set()
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+        assert running.process.wait(20) == 0
+
+
+def _refuses(port: int) -> bool:
+    import socket
+
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return True
+    return False
+
+
+def test_a_second_signal_ends_the_drain_at_once() -> None:
+    with (
+        replicas(1) as (one,),
+        launched("--replicas", one.url, "--drain-seconds", "600") as running,
+    ):
+        running.wait_ready(1)
+        one.script.hold = hold = threading.Event()
+        running.connect().request("POST", "/v1/chat/completions", json.dumps(chat()).encode())
+        until(lambda: len(one.prompts()) == 1)
+        running.process.send_signal(signal.SIGTERM)
+        until(lambda: any("draining" in line for line in running.said))
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(20) == 0
+        hold.set()
+
+
+def test_several_processes_serve_one_port_and_each_page_covers_all() -> None:
+    with replicas(2) as pair:
+        urls = ",".join(each.url for each in pair)
+        with launched("--replicas", urls, "--workers", "3") as running:
+            until(lambda: running.ask("/replicas").json()["workers"] == 3)
+            until(lambda: _all_ready(running.ask("/replicas").json()))
+            for number in range(24):
+                assert running.chat(f"{number}").status == 200
+            for _ in range(6):  # whichever process is asked
+                text = running.ask("/metrics").body.decode()
+                assert 'requests_total{path="chat/completions",status="200"} 24.0' in text
+                assert "sharedfs_router_workers 3.0" in text
+            assert len(running.ask("/router/history").json()["decisions"]) == 24
+
+
+def _all_ready(sight: dict[str, list[dict[str, str]]]) -> bool:
+    return {row["state"] for row in sight["replicas"]} == {"ready"}
+
+
+def test_draining_a_replica_reaches_every_process() -> None:
+    with replicas(2) as pair:
+        urls = ",".join(each.url for each in pair)
+        with launched("--replicas", urls, "--workers", "2") as running:
+            until(lambda: running.ask("/replicas").json()["workers"] == 2)
+            until(lambda: _all_ready(running.ask("/replicas").json()))
+            running.ask(f"/replicas/{pair[0].id}/drain", method="POST")
+            assert {running.chat(f"{number}").replica for number in range(16)} == {pair[1].id}
+
+
+def test_a_process_that_dies_is_replaced_and_the_others_end_with_the_supervisor() -> None:
+    with replicas(1) as (one,), launched("--replicas", one.url, "--workers", "2") as running:
+        killed, _ = _children(running.process.pid)
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: _is_replaced(running.process.pid, killed))
+        children = _children(running.process.pid)
+        running.process.send_signal(signal.SIGTERM)
+        running.process.wait(30)
+        assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+
+
+def _is_replaced(supervisor: int, killed: int) -> bool:
+    children = _children(supervisor)
+    return len(children) == 2 and killed not in children
+
+
+def _children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def test_keys_come_from_the_environment_or_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text("inner\n")
+    with (
+        replicas(1) as (one,),
+        launched(
+            "--replicas", one.url, "--replica-key-file", str(path),
+            environment={"SHAREDFS_ROUTER_API_KEY": "sesame"},
+        ) as running,
+    ):  # fmt: skip
+        running.wait_ready(1)
+        assert running.chat().status == 401
+        key = {"authorization": "Bearer sesame"}
+        assert running.ask("/v1/chat/completions", chat(), headers=key).status == 200
+        assert one.prompts()[0].headers["authorization"] == "Bearer inner"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "say where the replicas are"),
+        (["--replicas", "http://a:1", "--namespace", "/x"], "exactly one"),
+        (["--replicas", "nonsense://a"], "--replicas"),
+        (["--replica-file", "/nowhere/at/all"], "list of replicas"),
+        (["--replicas", "http://a:1", "--policy", "best"], "least-requests"),
+        (["--replicas", "http://a:1", "--workers", "1000"], "from 1 to 64"),
+        (["--replicas", "http://a:1", "--api-key-file", "/nowhere"], "key's file"),
+    ],
+)
+def test_what_is_wrong_ends_the_start_with_what_to_do(arguments: list[str], says: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "router", "--host", "127.0.0.1", "--port", "0", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2 and says in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("port", -1), ("body_bytes_max", 1), ("slo_seconds", 0.0), ("retries_max", 99),
+     ("health_path", "health"), ("api_key", ""), ("replica_key", "a\nb"), ("workers", 0)],
+)  # fmt: skip
+def test_a_setting_out_of_its_bounds_is_refused(name: str, value: object) -> None:
+    with pytest.raises(SettingsError, match=re.escape(name.partition("_")[0])):
+        Settings(replicas=("http://a:1",), **{name: value})  # type: ignore[arg-type]  # wrong
