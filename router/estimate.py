@@ -77,11 +77,11 @@ def estimate(
     held: Held, pressure: Pressure, prefill: Prefill, loading: Loading, constants: Constants
 ) -> Estimate:
     """The estimate for one replica, with that replica's own learned costs."""
-    prompt = held.prompt
+    prompt, gpu, host, shared, common = held
     most = prompt - 1.0  # the last token is always computed
-    gpu = min(held.gpu, most)
-    host = min(held.host, most - gpu)
-    shared = min(held.shared, most) - gpu - host
+    gpu = min(gpu, most)
+    host = min(host, most - gpu)
+    shared = (shared if shared < most else most) - gpu - host
     computed = prompt - gpu - host
     busy_s = prefill.seconds(computed, prompt)
     load_s = spared = 0.0
@@ -99,19 +99,21 @@ def estimate(
     shared_s = pressure.io_wait_s + load_s if shared else 0.0
     slow = 1.0 + constants.decode_slowdown * pressure.decodes
     compute_s = slow * busy_s
-    total_s = max(pressure.queue_s, local_s + shared_s) + compute_s
+    io_s = local_s + shared_s
+    total_s = (io_s if io_s > pressure.queue_s else pressure.queue_s) + compute_s
 
     others = constants.throughput_weight * (1 + pressure.pending)
     cost_s = total_s + others * (compute_s + load_s)
     if pressure.kv_usage > PRESSURE_FROM:
         cost_s += constants.pressure_seconds * (pressure.kv_usage - PRESSURE_FROM)
-    if constants.retain_weight:
-        alone = gpu + host - max(held.shared, held.common)
+    if constants.retain_weight and gpu + host > 0:
+        alone = gpu + host - max(held.shared, common)
         if alone > 0:
             saved = prefill.seconds(computed + alone, prompt) - busy_s
             cost_s -= constants.retain_weight * saved
-    missing = min(held.common, most) - (prompt - computed)
+    missing = common - (prompt - computed)
     if missing > 0:
+        missing = min(missing, computed - 1.0)
         saved = slow * (busy_s - prefill.seconds(computed - missing, prompt))
         cost_s -= (1.0 + others) * saved
     return Estimate(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -29,7 +29,7 @@ from router.outcome import (
     ReplicaState,
     ReplicaView,
 )
-from router.policies import POLICIES, RADIX_TOKENS, Standing
+from router.policies import ESTIMATES_ALONE, POLICIES, RADIX_TOKENS, Standing
 from router.replica import PROBE_TOKENS_MAX, PROBE_TOKENS_MIN, Replica
 from router.shadow import Holder, Path, Tree
 from router.tickets import Rival, Ticket
@@ -147,18 +147,12 @@ class Fleet:
         path = self._tree.find(ask.blocks)
         depths = path.depths()
         estimates = self._estimates(ask, replicas, path, depths, now)
-        standings = [
-            Standing(
-                each.name,
-                each.place,
-                each.load.in_flight,
-                each.load.waiting(now),
-                each.load.kv_usage,
-                depths.get(each.memory, 0) * ask.block_tokens,
-                each.memory.used,
-            )
-            for each in replicas
-        ]
+        standings: Sequence[Standing] = ()
+        if self.policy not in ESTIMATES_ALONE:
+            standings = [
+                each.standing(depths.get(each.memory, 0) * ask.block_tokens, now)
+                for each in replicas
+            ]
         scores = self._score(estimates, standings, ask.affinity, self._turn)
         best, second = least(scores, self._rng)
         if self.slo_seconds is not None:
@@ -200,28 +194,15 @@ class Fleet:
             if ask.shared_tokens is None:
                 shared = path.depth_since(self._shared, now) * size
         common = min(self._common.blocks, len(ask.blocks)) * size
-        found = []
+        prompt, found = max(1, ask.prompt_tokens), []
         for each in replicas:
-            gpu = depths.get(each.gpu, 0)
-            host = depths.get(each.host, 0)
+            gpu, host = depths.get(each.gpu, 0), depths.get(each.host, 0)
             if each.exact is not None:
                 gpu = each.exact_depth(ask.blocks)
-            trust = size * each.trust.value
-            load, speed = each.load, each.speed
-            held = Held(
-                max(1, ask.prompt_tokens),
-                gpu * trust,
-                max(0, host - gpu) * trust,
-                shared,
-                common,
-            )
-            pressure = Pressure(
-                load.queue_s(now),
-                load.waiting(now),
-                load.io_wait_s(now),
-                load.decodes(now),
-                load.kv_usage,
-            )
+            trust, speed = size * each.trust.value, each.speed
+            beyond = (host - gpu) * trust if host > gpu else 0.0
+            held = Held(prompt, gpu * trust, beyond, shared, common)
+            pressure = each.load.pressure(now)
             found.append(estimate(held, pressure, speed.prefill, speed.loading, self.constants))
         return found
 

@@ -132,16 +132,11 @@ class Trust:
         self.predicted = 0
         self.reported = 0
         self.has_alarm = False
+        self.value = 1.0
+        """1: reports are what was predicted, or more, or there is nothing to go by."""
         self._predicted_lately = 0.0
         self._reported_lately = 0.0
         self._below = 0
-
-    @property
-    def value(self) -> float:
-        """1: reports are what was predicted, or more, or there is nothing to go by."""
-        if self._predicted_lately < 1.0:
-            return 1.0
-        return min(1.0, self._reported_lately / self._predicted_lately)
 
     def saw(self, predicted: float, reported: float) -> None:
         """One answer's figures. More than predicted is no reason for distrust, nor for trust."""
@@ -151,6 +146,8 @@ class Trust:
             return
         self._predicted_lately = self.MEMORY * self._predicted_lately + predicted
         self._reported_lately = self.MEMORY * self._reported_lately + min(reported, predicted)
+        if self._predicted_lately >= 1.0:
+            self.value = min(1.0, self._reported_lately / self._predicted_lately)
         self._below = self._below + 1 if self.value < self.ALARM_BELOW else 0
         if self._below >= self.ALARM_AFTER:
             self.has_alarm = True

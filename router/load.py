@@ -8,6 +8,7 @@ Nothing here is reset by health. It must not know prefixes, policies or what a c
 
 from __future__ import annotations
 
+from router.estimate import Pressure
 from router.outcome import Observation
 from router.tickets import Ticket
 
@@ -60,6 +61,19 @@ class Load:
     def io_wait_s(self, now: float) -> float:
         """Until loads sent earlier are done."""
         return max(0.0, self.io_free_at - now)
+
+    def pressure(self, now: float) -> Pressure:
+        """All of the above at once."""
+        foreign = now < self._foreign_until
+        waiting, decodes = len(self.pending), len(self.decoding)
+        if foreign:
+            waiting += self._foreign_waiting
+            decodes += self._foreign_decodes
+        queue_s = self.queue_s(now) if waiting else 0.0
+        io_wait_s = self.io_free_at - now
+        return Pressure(
+            queue_s, waiting, io_wait_s if io_wait_s > 0.0 else 0.0, decodes, self.kv_usage
+        )
 
     def add(self, ticket: Ticket, now: float) -> None:
         """Reserves."""

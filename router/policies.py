@@ -60,7 +60,7 @@ def at_random(
     estimates: Sequence[Estimate], standings: Sequence[Standing], affinity: int, turn: int
 ) -> list[float]:
     """All alike."""
-    return [0.0] * len(standings)
+    return [0.0] * len(estimates)
 
 
 def least_requests(
@@ -150,6 +150,10 @@ POLICIES: dict[str, Policy] = {
     "weighted-3-2-2": weighted_3_2_2,
     "ttft": ttft,
 }
+
+
+ESTIMATES_ALONE = frozenset({"random", "least-pending-seconds", "ttft"})
+"""Policies that look at no standings, which then need not be made."""
 
 
 def _is_out_of_balance(standings: Sequence[Standing]) -> bool:

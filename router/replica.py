@@ -14,6 +14,7 @@ from router.constants import Constants
 from router.learning import Speed, Trust
 from router.load import Load
 from router.outcome import Observation, ReplicaState
+from router.policies import Standing
 from router.shadow import Holder, shared_run
 from sharedfs_backend.economics import Loading, Prefill
 
@@ -79,6 +80,19 @@ class Replica:
         if self.state is ReplicaState.HALF_OPEN:
             return self.load.in_flight == 0
         return self.state is ReplicaState.READY
+
+    def standing(self, matched_tokens: float, now: float) -> Standing:
+        """What policies see of it."""
+        load = self.load
+        return Standing(
+            self.name,
+            self.place,
+            load.in_flight,
+            load.waiting(now),
+            load.kv_usage,
+            matched_tokens,
+            self.memory.used,
+        )
 
     def may_probe(self, now: float) -> bool:
         """Whether a load of the tier may be tried although computing seems quicker."""
