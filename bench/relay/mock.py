@@ -14,7 +14,7 @@ import sys
 from typing import cast
 
 import uvloop
-from httptools import HttpRequestParser
+from httptools import HttpParserError, HttpRequestParser
 
 HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
@@ -51,7 +51,10 @@ class Replica(asyncio.Protocol):
             self._timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError:  # A router that tries HTTP/2 first.
+            self._transport.abort()
 
     def on_url(self, url: bytes) -> None:
         self._url = url
