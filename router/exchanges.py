@@ -13,7 +13,7 @@ replica has answered the same request (what fails everywhere says nothing about 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from router import answers
 from router.asks import Ask
@@ -73,7 +73,6 @@ class Decided:
         self._blamed: list[tuple[str, str]] = []
         self._status = 0
         self._is_passed = False
-        self._row: dict[str, Any] = {}
         self.attempt = self._take(decision, now)
 
     def sent(self, now: float) -> None:
@@ -99,7 +98,7 @@ class Decided:
         self._service.scores.first_token(
             self._decision, now - self._received_at, now - self._sent_at
         )
-        self._row["ttft_ms"] = round(1e3 * (now - self._received_at), 1)
+        self._row.ttft_seconds = now - self._received_at
 
     def _passed_on(self, now: float) -> None:
         """This replica's answer is the client's: there is no other attempt."""
@@ -114,7 +113,7 @@ class Decided:
         service.scores.answered(self._kind, self._status)
         if self._status >= 400:
             service.scores.fleet.released(self._decision.ticket, now)
-            self._row["outcome"] = str(self._status)
+            self._row.outcome = str(self._status)
 
     def failed(self, failure: Failure, detail: str, now: float) -> Attempt | Reply:
         self._service.members.failed(self._decision.replica, f"{failure.value}: {detail}", now)
@@ -124,7 +123,7 @@ class Decided:
         self._service.scores.fleet.released(self._decision.ticket, now)
         status = 504 if failure is Failure.TIMEOUT else 502
         self._service.scores.answered(self._kind, status)
-        self._row["outcome"] = failure.value
+        self._row.outcome = failure.value
         return answers.error(
             status,
             f"{self._decision.replica} did not answer ({failure.value}), and no other replica"
@@ -139,9 +138,8 @@ class Decided:
             return  # its reservation is closed
         usage = usage_of(tail)
         self._service.scores.ended(self._ask, self._decision, usage, now)
-        self._row["outcome"] = "answered"
-        if usage is not None and usage.cached_tokens is not None:
-            self._row["cached"] = usage.cached_tokens
+        self._row.outcome = "answered"
+        self._row.reported_tokens = None if usage is None else usage.cached_tokens
 
     def broken(self, now: float) -> None:
         self._service.members.failed(self._decision.replica, "its stream broke off", now)
@@ -153,7 +151,7 @@ class Decided:
     def _close(self, outcome: str, now: float) -> None:
         self._service.scores.fleet.released(self._decision.ticket, now)
         self._service.scores.cut(self._decision.replica, outcome)
-        self._row["outcome"] = outcome
+        self._row.outcome = outcome
 
     def _another(self, why: str, now: float) -> Attempt | None:
         """The next replica's attempt, its reservation made and the last one's closed."""

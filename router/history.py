@@ -16,7 +16,53 @@ from router.tally import Histogram, quantile
 BUCKET_SECONDS = 5
 BUCKETS_MAX = 180  # a quarter of an hour
 DECISIONS_MAX = 50
+MODEL_CHARACTERS_MAX = 80  # clients may send any name
 SOURCES = ("local", "dram", "shared", "computed")
+
+
+class Row:
+    """A decision, and what came of it. Written as the page reads it only when somebody asks."""
+
+    __slots__ = (
+        "at", "cached_tokens", "kind", "model", "outcome", "prompt_tokens", "reason", "replica",
+        "reported_tokens", "ttft_seconds",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        at: float,
+        kind: str,
+        model: str,
+        prompt_tokens: int,
+        cached_tokens: int,
+        replica: str,
+        reason: bytes,
+    ) -> None:
+        self.at = at
+        self.kind = kind
+        self.model = model
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens = cached_tokens
+        self.replica = replica
+        self.reason = reason
+        self.outcome = "under way"
+        self.ttft_seconds: float | None = None
+        self.reported_tokens: int | None = None
+
+    def dump(self) -> dict[str, Any]:
+        ttft = self.ttft_seconds
+        return {
+            "at": self.at,
+            "kind": self.kind,
+            "model": self.model[:MODEL_CHARACTERS_MAX],
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "reported_tokens": self.reported_tokens,
+            "replica": self.replica,
+            "reason": self.reason.decode(),
+            "outcome": self.outcome,
+            "ttft_ms": None if ttft is None else round(1e3 * ttft, 1),
+        }
 
 
 class Bucket:
@@ -52,23 +98,27 @@ class History:
 
     def __init__(self) -> None:
         self._buckets: deque[Bucket] = deque(maxlen=BUCKETS_MAX)
-        self._decisions: deque[dict[str, Any]] = deque(maxlen=DECISIONS_MAX)
+        self._decisions: deque[Row] = deque(maxlen=DECISIONS_MAX)
+        self._newest = Bucket(-1)
+        self._ends_at = float("-inf")
 
     def at(self, wall: float) -> Bucket:
         """The bucket of a time; times that went back count in the newest."""
-        start = int(wall) // BUCKET_SECONDS * BUCKET_SECONDS
-        if not self._buckets or self._buckets[-1].start < start:
-            self._buckets.append(Bucket(start))
-        return self._buckets[-1]
+        if wall >= self._ends_at:
+            start = int(wall) // BUCKET_SECONDS * BUCKET_SECONDS
+            self._newest = Bucket(start)
+            self._ends_at = float(start + BUCKET_SECONDS)
+            self._buckets.append(self._newest)
+        return self._newest
 
-    def decided(self, decision: dict[str, Any]) -> None:
-        """A decision as the page shows it; its `ttft_ms` may be filled in later."""
-        self._decisions.append(decision)
+    def decided(self, row: Row) -> None:
+        """A decision; what comes of it may be added to its row later."""
+        self._decisions.append(row)
 
     def dump(self) -> dict[str, Any]:
         return {
             "buckets": [bucket.dump() for bucket in self._buckets],
-            "decisions": list(self._decisions),
+            "decisions": [row.dump() for row in self._decisions],
         }
 
 

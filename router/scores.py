@@ -9,15 +9,15 @@ clock; `wall` is only for what people read. Of the event loop's thread.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from router.asks import Ask, Usage
 from router.fleet import Fleet
-from router.history import History
+from router.history import SOURCES, History, Row
 from router.outcome import Decision
 from router.prefix import TOKENS_PER_BYTE
 from router.tally import Tally
 
+SOURCE_SERIES = tuple(("prompt_tokens_total", source) for source in SOURCES)
 LEARNING_SHARE = 0.02
 TOKENS_PER_BYTE_RANGE = (0.02, 1.0)  # base64 in a prompt is one end, Han characters the other
 
@@ -31,39 +31,34 @@ class Scores:
         self.history = history
         self.tokens_per_byte = TOKENS_PER_BYTE
         self._wall = wall
+        self._queue = tally.histogram(("estimate_seconds", "queue"))
+        self._local = tally.histogram(("estimate_seconds", "local"))
+        self._shared = tally.histogram(("estimate_seconds", "shared"))
+        self._compute = tally.histogram(("estimate_seconds", "compute"))
+        self._error = tally.histogram(("estimate_error_seconds",))
 
-    def decided(self, ask: Ask, decision: Decision, kind: str, reason: bytes) -> dict[str, Any]:
+    def decided(self, ask: Ask, decision: Decision, kind: str, reason: bytes) -> Row:
         """The decision's row for the page; what comes of it may be added to it."""
-        costs, count = decision.costs, self.tally.count
-        observe = self.tally.observe
-        observe(("estimate_seconds", "queue"), costs.queue_s)
-        observe(("estimate_seconds", "local"), costs.local_s)
-        observe(("estimate_seconds", "shared"), costs.shared_s)
-        observe(("estimate_seconds", "compute"), costs.compute_s)
-        known = decision.local_tokens + decision.dram_tokens + decision.shared_tokens
-        computed = max(0, ask.prompt_tokens - known)
-        count(("prompt_tokens_total", "local"), decision.local_tokens)
-        count(("prompt_tokens_total", "dram"), decision.dram_tokens)
-        count(("prompt_tokens_total", "shared"), decision.shared_tokens)
-        count(("prompt_tokens_total", "computed"), computed)
+        costs = decision.costs
+        self._queue.add(costs.queue_s)
+        self._local.add(costs.local_s)
+        self._shared.add(costs.shared_s)
+        self._compute.add(costs.compute_s)
         wall = self._wall()
         bucket = self.history.at(wall)
         bucket.requests += 1
-        tokens = bucket.tokens
-        tokens[0] += decision.local_tokens
-        tokens[1] += decision.dram_tokens
-        tokens[2] += decision.shared_tokens
-        tokens[3] += computed
-        row = {
-            "at": wall,
-            "kind": kind,
-            "model": ask.model[:80],
-            "prompt_tokens": ask.prompt_tokens,
-            "cached_tokens": known,
-            "replica": decision.replica,
-            "reason": reason.decode(),
-            "outcome": "under way",
-        }
+        known = 0
+        expected = (decision.local_tokens, decision.dram_tokens, decision.shared_tokens)
+        for place, count in enumerate(expected):
+            if count:
+                known += count
+                bucket.tokens[place] += count
+                self.tally.count(SOURCE_SERIES[place], count)
+        computed = ask.prompt_tokens - known
+        if computed > 0:
+            bucket.tokens[3] += computed
+            self.tally.count(SOURCE_SERIES[3], computed)
+        row = Row(wall, kind, ask.model, ask.prompt_tokens, known, decision.replica, reason)
         self.history.decided(row)
         return row
 
@@ -71,7 +66,7 @@ class Scores:
         """`ttft_seconds` since the request was here, `answer_seconds` since it was sent on."""
         self.tally.observe(("ttft_seconds", decision.replica), ttft_seconds)
         error = abs(answer_seconds - decision.costs.total_s)
-        self.tally.observe(("estimate_error_seconds",), error)
+        self._error.add(error)
         self.history.at(self._wall()).ttft.add(ttft_seconds)
 
     def ended(self, ask: Ask, decision: Decision, usage: Usage | None, now: float) -> None:

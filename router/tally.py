@@ -40,11 +40,15 @@ class Tally:
             counters[series] = counters.get(series, 0.0) + by
 
     def observe(self, series: Series, seconds: float) -> None:
-        histogram = self.histograms.get(series)
-        if histogram is None:
+        self.histogram(series).add(seconds)
+
+    def histogram(self, series: Series) -> Histogram:
+        """To keep, where the series is never forgotten."""
+        known = self.histograms.get(series)
+        if known is None:
             series = self._bounded(self.histograms, series)
-            histogram = self.histograms.setdefault(series, Histogram())
-        histogram.add(seconds)
+            known = self.histograms.setdefault(series, Histogram())
+        return known
 
     def forget(self, label: str) -> None:
         """Drops every series with this label value: a replica that left."""

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router import metrics, sight
 from router.fleet import Fleet
-from router.history import BUCKET_SECONDS, BUCKETS_MAX, DECISIONS_MAX, History, shown
+from router.history import BUCKET_SECONDS, BUCKETS_MAX, DECISIONS_MAX, History, Row, shown
 from router.members import Members
 from router.replicas import listed
 from router.tally import BOUNDS_SECONDS, SERIES_MAX, Tally, quantile
@@ -58,11 +58,15 @@ def test_no_values_have_no_quantile() -> None:
     assert quantile([0] * (len(BOUNDS_SECONDS) + 1), 0.5) is None
 
 
+def row(at: float) -> Row:
+    return Row(at, "completions", "m", 100, 50, "a:1", b"queue=0.0")
+
+
 def test_history_is_bounded() -> None:
     history = History()
     for second in range(0, 3 * BUCKETS_MAX * BUCKET_SECONDS, BUCKET_SECONDS):
         history.at(float(second)).requests += 1
-        history.decided({"at": float(second)})
+        history.decided(row(float(second)))
     dump = history.dump()
     assert len(dump["buckets"]) == BUCKETS_MAX and len(dump["decisions"]) == DECISIONS_MAX
 
@@ -82,14 +86,14 @@ def test_histories_of_two_processes_are_laid_over_each_other() -> None:
         bucket.in_flight["a:1"] = requests
         bucket.pending_s["a:1"] = 1.5
         bucket.ttft.add(0.2)
-        history.decided({"at": at})
+        history.decided(row(at))
         dumps.append(history.dump())
     whole = shown(dumps)
     (bucket_shown,) = whole["buckets"]
     assert bucket_shown["requests"] == 5 and bucket_shown["in_flight"] == {"a:1": 5}
     assert bucket_shown["pending_s"] == {"a:1": 1.5}  # both infer the same queue
     assert bucket_shown["answered"] == 2 and 150 < bucket_shown["p50_ms"] <= 200
-    assert [row["at"] for row in whole["decisions"]] == [104.0, 100.0]
+    assert [shown_row["at"] for shown_row in whole["decisions"]] == [104.0, 100.0]
 
 
 def seen(extra: dict[str, float] | None = None) -> dict[str, Any]:
@@ -105,9 +109,9 @@ def test_sights_of_two_processes_are_one() -> None:
     one["replicas"][0].update(in_flight=2, samples=1, token_s=1.0, state="ready", pending_s=4.0)
     other["replicas"][0].update(in_flight=3, samples=5, token_s=2.0, state="down", pending_s=3.0)
     whole = sight.merged([one, other])
-    (row,) = whole["replicas"]
-    assert row["in_flight"] == 5 and row["pending_s"] == 4.0 and row["state"] == "down"
-    assert row["token_s"] == (2 * 1.0 + 6 * 2.0) / 8
+    (seen_row,) = whole["replicas"]
+    assert seen_row["in_flight"] == 5 and seen_row["pending_s"] == 4.0
+    assert seen_row["state"] == "down" and seen_row["token_s"] == (2 * 1.0 + 6 * 2.0) / 8
     assert whole["workers"] == 2 and whole["connections"] == 2
 
 

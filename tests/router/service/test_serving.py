@@ -288,7 +288,8 @@ def test_the_list_changes_under_load_and_no_request_is_lost(tmp_path: Path) -> N
         path.write_text("\n".join(each.url for each in three))
         with router(replica_file=str(path)) as running:
             running.wait_ready(3)
-            stop, statuses = threading.Event(), []
+            stop = threading.Event()
+            statuses: list[int] = []
 
             def load() -> None:
                 while not stop.is_set():
