@@ -77,10 +77,6 @@ def cells(has_file: bool) -> Iterator[Cell]:
     if has_file:
         for policy in (*POLICIES, "bound"):
             yield Cell("policies", "file", policy)
-        for replicas in (4, 8):
-            for speed in (0.5, 0.7, 1.0, 1.4):
-                for policy in (each for each in MAIN if each != "radix-smallest"):
-                    yield Cell("speeds", "file", policy, replicas, speed)
         for bandwidth in (1.0, 2.0, 5.0, 10.0, 20.0):
             for policy in ("ttft", "least-pending-seconds"):
                 yield Cell("bandwidth", "file", policy, gigabytes_per_second=bandwidth)
@@ -95,6 +91,11 @@ def cells(has_file: bool) -> Iterator[Cell]:
     for trace in GENERATED:
         for policy in (*MAIN, "least-requests", "round-robin"):
             yield Cell("generated", trace, policy)
+    if has_file:
+        for replicas in (4, 8):
+            for speed in (0.5, 0.7, 1.0, 1.4):
+                for policy in (each for each in MAIN if each != "radix-smallest"):
+                    yield Cell("speeds", "file", policy, replicas, speed)
 
 
 def run(cell: Cell, seed: int, path: Path | None) -> Outcome:
