@@ -71,6 +71,23 @@ SYSTEM_USERS = {
 
 ENGINE = {"lmcache", "torch", "vllm"}
 
+ROUTER_STORE = {
+    # Module of the router: what it may import of the store beside `economics`, which is formulas.
+    "announced": {"exceptions"},
+    "announce": {"exceptions", "files", "identity", "layout", "namespace", "settings"},
+    "announcer": {"files", "layout"},
+    "registry": {"exceptions", "files", "layout", "namespace", "settings"},
+    "chunkhash": {"layout"},
+    "exact": {"layout"},
+    "tier": {"catalogview"},
+}
+ROUTER_DECISIONS = {
+    # Pure: state and time in, a choice out. They touch no socket, file, clock or event loop.
+    "asks", "breaker", "choice", "common", "constants", "estimate", "fleet", "learning", "load",
+    "outcome", "policies", "replica", "shadow", "tickets",
+}  # fmt: skip
+ROUTER_EFFECTS = {"asyncio", "os", "pathlib", "selectors", "socket", "ssl", "threading", "time"}
+
 ROUTER_USES = {
     # What the router may import of the store: hashing, formulas, and how to read a namespace.
     "catalogview",
@@ -224,6 +241,43 @@ def test_the_router_knows_nothing_of_the_store_but_hashes_formulas_and_reading()
 def test_nothing_of_the_package_imports_tests_or_benchmarks() -> None:
     wrong = [str(path) for path in modules() if roots(path) & {"tests", "bench", "launch"}]
     assert wrong == []
+
+
+def test_the_relay_knows_no_decisions() -> None:
+    wrong = [
+        f"{path} imports {name}"
+        for path in modules("router/relay")
+        for name in imports(path)
+        if name.startswith(("router", PACKAGE)) and not name.startswith("router.relay")
+    ]
+    assert wrong == []
+
+
+def test_the_routers_decisions_touch_nothing() -> None:
+    wrong = [
+        f"{path} imports {name}"
+        for path in modules("router")
+        if len(path.parts) == 2 and path.stem in ROUTER_DECISIONS
+        for name in imports(path)
+        if name.split(".")[0] in ROUTER_EFFECTS or name.startswith("router.relay")
+    ]
+    assert wrong == []
+
+
+def test_the_router_imports_of_the_store_only_what_is_named() -> None:
+    wrong = [
+        f"{path} imports {name}"
+        for path in modules("router")
+        for name in imports(path)
+        if name.startswith(PACKAGE)
+        and name.split(".")[1:2] != []
+        and name.split(".")[1] not in ROUTER_STORE.get(path.stem, set()) | {"economics"}
+    ]
+    assert wrong == []
+
+
+def test_the_store_does_not_know_the_router() -> None:
+    assert [str(path) for path in modules() if "router" in roots(path)] == []
 
 
 @pytest.mark.parametrize("folder", [PACKAGE, "tests"])
