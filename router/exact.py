@@ -62,6 +62,7 @@ SAMPLES: tuple[tuple[Kind, Mapping[str, Any]], ...] = (
     (Kind.CHAT, {"messages": _CHAT}),
     (Kind.CHAT, {"messages": _CHAT[1:2]}),
     (Kind.TOOLS, {"messages": _CHAT, "tools": [_TOOL]}),
+    (Kind.TOOLS, {"messages": _CHAT, "tools": [{"function": {"name": "f"}, "type": "function"}]}),
 )
 
 
@@ -209,13 +210,18 @@ class Exact:
         """Compare our ids with those of the engine at `where`. An engine that does not answer, or
         has no chat template, proves nothing."""
         loop = asyncio.get_running_loop()
+        found: dict[Kind, tuple[list[int], list[int]]] = {}
         for kind, fields in SAMPLES:
             answer = await post("/tokenize", json.dumps({"model": model, **fields}).encode())
             theirs = _tokens(answer)
             if theirs is None:
                 continue
             ours = await loop.run_in_executor(self._executor, ids_of, self._tokenizer, kind, fields)
-            self.parity.compared(kind, ours, theirs, where)
+            both = found.setdefault(kind, ([], []))
+            both[0].extend(ours or ())
+            both[1].extend(theirs)
+        for kind, (ours_all, theirs_all) in found.items():
+            self.parity.compared(kind, ours_all, theirs_all, where)
         for what, why in self.parity.reasons.items():
             log.warning("exact mode does without %s: %s", what, why)
 

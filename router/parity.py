@@ -73,8 +73,8 @@ class Parity:
         named = {kind.value: trust for kind, trust in self._kinds.items()} | {"tier": self._tier}
         return {name: trust.reason for name, trust in named.items() if not trust.holds}
 
-    def compared(self, kind: Kind, ours: list[int] | None, engine: list[int], where: str) -> None:
-        """One sample, tokenized by us and by the engine at `where`."""
+    def compared(self, kind: Kind, ours: list[int], engine: list[int], where: str) -> None:
+        """All samples of a kind, tokenized by us and by the engine at `where`."""
         trust = self._kinds[kind]
         trust.compared = True
         trust.against.pop(_REPORTS, None)  # what else was there to be done about it is done
@@ -119,9 +119,7 @@ class Parity:
         self._tier = _Trust(compared=True)
 
 
-def _difference(ours: list[int] | None, engine: list[int]) -> str:
-    if ours is None:
-        return "we cannot"
+def _difference(ours: list[int], engine: list[int]) -> str:
     pairs = zip(ours, engine, strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(engine)))
     return f"{len(ours)} ids, theirs {len(engine)}, first difference at {at}"

@@ -103,7 +103,7 @@ def ids_of(tokenizer: Tokenizer, kind: Kind, fields: Mapping[str, Any]) -> list[
 
 def _options(fields: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {
-        "tools": fields.get("tools") or None,
+        "tools": [_tool(tool) for tool in fields.get("tools") or ()] or None,
         "documents": fields.get("documents"),
         "add_generation_prompt": fields.get("add_generation_prompt", True),
         "continue_final_message": fields.get("continue_final_message", False),
@@ -113,6 +113,19 @@ def _options(fields: Mapping[str, Any]) -> dict[str, Any]:
         options |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     more = fields.get("chat_template_kwargs")
     return options | more if type(more) is dict else options
+
+
+def _tool(tool: Any) -> Any:
+    """The tool as vLLM hands it to a template: fields it knows, in its order, nulls included."""
+    function = tool.get("function") if type(tool) is dict else None
+    if type(function) is not dict:
+        return tool
+    known = {name: function.get(name) for name in ("name", "description", "parameters")}
+    later = tool.get("defer_loading")
+    more = {"strict": function.get("strict"), "defer_loading": function.get("defer_loading", later)}
+    known |= {name: value for name, value in more.items() if value is not None}
+    made = {"type": tool.get("type", "function"), "function": known}
+    return made if later is None else {**made, "defer_loading": later}
 
 
 def _message(message: Any) -> dict[str, Any] | None:

@@ -21,15 +21,9 @@ from router.prefix import Parsed, ask_of, chain, parse, token_seed
 from router.registry import AnnouncedReplica
 from router.tier import Keyspace, kv_ranks
 from router.tokens import Kind, Tokenizer, TokenizerError, ids_of, kind_of, open_tokenizer
+from tests.router.identity.byte_tokenizer import write_byte_tokenizer
 
 CHAT, COMPLETION = b"/v1/chat/completions", b"/v1/completions"
-TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
-    "{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments.x }}{% endif %}</s>{% endfor %}"
-    "{% if tools %}{{ tools | tojson }}{% endif %}"
-    "{% if not enable_thinking is defined %}{% elif not enable_thinking %}quick{% endif %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 REPLICA = AnnouncedReplica(
     "", "http://a:1", realm="ab" * 16, chunk_tokens=16, hash_algorithm="blake3", kv_world_size=2
 )
@@ -37,22 +31,9 @@ REPLICA = AnnouncedReplica(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's tokenizer: one id a byte, <s> before every text that wants special tokens."""
-    from tokenizers import Tokenizer as Fast
-    from tokenizers import decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    words = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    fast = Fast(models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=[]))
-    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    fast.decoder = decoders.ByteLevel()
-    fast.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 0)]
-    )
+    """A model's directory, as far as its tokenizer."""
     path = tmp_path_factory.mktemp("model")
-    made = PreTrainedTokenizerFast(tokenizer_object=fast, bos_token="<s>", eos_token="</s>")
-    made.chat_template = TEMPLATE
-    made.save_pretrained(path)
+    write_byte_tokenizer(path)
     return path
 
 
@@ -169,6 +150,13 @@ def test_what_a_request_tells_its_template(
 ) -> None:
     said = text_of(tokenizer, Kind.CHAT, messages=[user("x")], **fields)
     assert said is not None and said.endswith(end)
+
+
+def test_a_tool_reaches_the_template_as_vllm_writes_it(tokenizer: Tokenizer) -> None:
+    tool = {"function": {"strict": None, "x": 1, "parameters": {}, "name": "f"}, "type": "function"}
+    said = text_of(tokenizer, Kind.TOOLS, messages=[user("x")], tools=[tool])
+    known = '{"name": "f", "description": null, "parameters": {}}'
+    assert said == f'<|user|>x</s>[{{"type": "function", "function": {known}}}]<|assistant|>'
 
 
 def test_tool_arguments_reach_the_template_as_an_object(tokenizer: Tokenizer) -> None:
@@ -335,6 +323,21 @@ def test_a_kind_an_engine_tokenizes_differently_is_not_used_and_said(tokenizer: 
     assert from_characters(exact, CHAT, messages=[user("x")])
     assert "http://b:1 tokenizes a chat differently" in exact.status["chat"]
     assert ask(exact, COMPLETION, prompt="x").kind is Kind.COMPLETION
+
+
+def test_one_sample_that_agrees_does_not_outvote_another_of_its_kind(
+    tokenizer: Tokenizer,
+) -> None:
+    exact, engine = exact_of(tokenizer), Engine(tokenizer)
+    posts: list[bytes] = []
+
+    async def first_wrong(path: str, sent: bytes) -> bytes | None:
+        posts.append(sent)
+        engine.wrong = {Kind.CHAT} if sum(b'"tools"' not in seen for seen in posts) == 2 else set()
+        return await engine.post(path, sent)
+
+    asyncio.run(exact.check(first_wrong, "b", "m"))
+    assert set(exact.status) == {"chat", "tier"}
 
 
 def test_one_engine_that_agrees_does_not_outvote_another(tokenizer: Tokenizer) -> None:
