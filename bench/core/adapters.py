@@ -65,8 +65,8 @@ def object_keys(
 class Arena:
     """Page-aligned memory of `count` objects of `size` bytes each, all pages present.
 
-    `shape` and `dtype` describe one object to LMCache; without them it is plain bytes. `fill` writes
-    bytes that differ between chunks, so that a load of the wrong chunk is seen.
+    `shape` and `dtype` describe one object to LMCache; without them it is plain bytes. `fill`
+    writes bytes that differ between chunks, so that a load of the wrong chunk is seen.
     """
 
     def __init__(

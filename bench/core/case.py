@@ -1,8 +1,8 @@
 """Case: one question asked of the system, and the values it deals in.
 
 A case records rows while it runs; figures and verdicts are made from rows alone, later and perhaps
-elsewhere. A row is one repeat of one metric under stated parameters. What could not be measured is a
-row too: its value is None and its note says why. Nothing here measures, draws or writes anything.
+elsewhere. A row is one repeat of one metric under stated parameters. What could not be measured is
+a row too: its value is None and its note says why. Nothing here measures, draws or writes.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ class Context:
 
     def missing(self, metric: str, unit: str, why: str, **params: Parameter) -> None:
         """Record that a value was not measured, and why."""
-        self.record(metric, None, unit, note=why, **params)
+        self.record(metric, None, unit, repeat=None, note=why, **params)
 
     def text(self, metric: str, content: str, **params: Parameter) -> None:
         """Record a text as evidence: a profile, a warning, the output of a tool."""
-        self.record(metric, None, "text", note=content, **params)
+        self.record(metric, None, "text", repeat=None, note=content, **params)
 
 
 @dataclass(frozen=True, slots=True)

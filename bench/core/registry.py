@@ -1,4 +1,4 @@
-"""Which cases there are: every module of bench.cases that defines `CASE`, in the order of questions.
+"""Which cases there are: the modules of bench.cases that define `CASE`, in the order of questions.
 
 A module that cannot be imported (an optional package is missing) is named with the reason, not
 dropped silently.
