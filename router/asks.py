@@ -27,6 +27,8 @@ class Ask:
     """What a policy that hashes requests to replicas hashes: the first block, or a session."""
     shared_tokens: int | None = None
     """Tokens of the prefix the shared tier holds, from the catalog; None where nobody asked it."""
+    is_streamed: bool = True
+    """Whether its first byte is its first token's; else it comes with the last."""
 
 
 @dataclass(frozen=True, slots=True)

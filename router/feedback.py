@@ -1,8 +1,9 @@
 """Feedback: what an answered request tells about its replica and about the choice. Decisions only.
 
-A proxy sees when it dispatched, when the first byte and the end came, and the usage the replica
-reports. From these: samples of prefill and of loading, how far the prefix prediction held, and
-regret. It must not know how estimates are made from what is learned.
+A proxy sees when it dispatched, when the first byte and the end came (of an answer that is not
+streamed, only the end), and the usage the replica reports. From these: samples of prefill and of
+loading, how far the prefix prediction held, and regret. It must not know how estimates are made
+from what is learned.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def learn(known: Replica, ticket: Ticket, usage: Usage | None, decode_slowdown: 
         if ticket.shared_tokens and usage.cached_tokens < cached - ticket.block_tokens:
             return  # what it loaded is not known
         cached = min(float(usage.cached_tokens), prompt - 1)
-    if ticket.first_at is None:
-        return
+    if ticket.first_at is None or ticket.began_at is None or not ticket.is_streamed:
+        return  # when its prefill began or was done is not known
     computed = max(1.0, prompt - cached)
     slow = 1.0 + decode_slowdown * ticket.decodes
     dispatched = ticket.chosen_at if ticket.sent_at is None else ticket.sent_at
@@ -47,7 +48,7 @@ def regret(ticket: Ticket, now: float) -> float | None:
     first token, or has not. Loading and computing there are as they were predicted.
     """
     rival, ticket.rival = ticket.rival, None
-    if rival is None:
+    if rival is None or not ticket.is_streamed:
         return None
     waited = 0.0
     if rival.last is not None:

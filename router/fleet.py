@@ -14,11 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
 
+from router.appraisal import appraise, probe
 from router.asks import Ask, Usage
 from router.choice import least
 from router.common import Common
 from router.constants import Constants
-from router.estimate import Estimate, Held, Pressure, estimate
+from router.estimate import Estimate
 from router.feedback import learn, regret
 from router.outcome import (
     Costs,
@@ -30,9 +31,9 @@ from router.outcome import (
     ReplicaView,
 )
 from router.policies import ESTIMATES_ALONE, POLICIES, RADIX_TOKENS, Standing
-from router.replica import PROBE_TOKENS_MAX, PROBE_TOKENS_MIN, Replica
+from router.replica import Replica
 from router.shadow import Holder, Path, Tree
-from router.tickets import Rival, Ticket
+from router.tickets import Rival, Ticket, ticket_for
 from router.views import view_of
 
 __all__ = [
@@ -146,7 +147,9 @@ class Fleet:
             return None
         path = self._tree.find(ask.blocks)
         depths = path.depths()
-        estimates = self._estimates(ask, replicas, path, depths, now)
+        shared = self._shared_tokens(ask, path, now)
+        common = min(self._common.blocks, len(ask.blocks)) * ask.block_tokens
+        estimates = appraise(ask, replicas, depths, shared, common, now, self.constants)
         standings: Sequence[Standing] = ()
         if self.policy not in ESTIMATES_ALONE:
             standings = [
@@ -163,48 +166,16 @@ class Fleet:
         rival = None if second is None else (replicas[second], estimates[second])
         chosen, costs = replicas[best], estimates[best]
         if self.constants.is_load_gated and costs.spared_tokens and chosen.may_probe(now):
-            costs = self._probe(chosen, costs, now)
+            costs = probe(chosen, costs, now, self._ungated)
         return self._reserve(ask, path, depths, chosen, costs, rival, now)
 
-    def _probe(self, chosen: Replica, costs: Estimate, now: float) -> Estimate:
-        """The estimate with the load that the gate has spared, if that is a small one."""
-        if not PROBE_TOKENS_MIN <= costs.spared_tokens <= PROBE_TOKENS_MAX:
-            return costs
-        chosen.probes(now)
-        local = costs.gpu_tokens + costs.host_tokens
-        held = Held(
-            costs.prompt_tokens, costs.gpu_tokens, costs.host_tokens, local + costs.spared_tokens
-        )
-        pressure = Pressure(0.0, 0, 0.0, chosen.load.decodes(now), chosen.load.kv_usage)
-        speed = chosen.speed
-        return estimate(held, pressure, speed.prefill, speed.loading, self._ungated)
-
-    def _estimates(
-        self,
-        ask: Ask,
-        replicas: list[Replica],
-        path: Path,
-        depths: dict[Holder, int],
-        now: float,
-    ) -> list[Estimate]:
-        size = ask.block_tokens
-        shared = 0.0
-        if self.constants.has_shared_tier:
-            shared = ask.shared_tokens or 0.0
-            if ask.shared_tokens is None:
-                shared = path.depth_since(self._shared, now) * size
-        common = min(self._common.blocks, len(ask.blocks)) * size
-        prompt, found = max(1, ask.prompt_tokens), []
-        for each in replicas:
-            gpu, host = depths.get(each.gpu, 0), depths.get(each.host, 0)
-            if each.exact is not None:
-                gpu = each.exact_depth(ask.blocks)
-            trust, speed = size * each.trust.value, each.speed
-            beyond = (host - gpu) * trust if host > gpu else 0.0
-            held = Held(prompt, gpu * trust, beyond, shared, common)
-            pressure = each.load.pressure(now)
-            found.append(estimate(held, pressure, speed.prefill, speed.loading, self.constants))
-        return found
+    def _shared_tokens(self, ask: Ask, path: Path, now: float) -> float:
+        """S: the catalog's word, or what the router has seen prefilled."""
+        if not self.constants.has_shared_tier:
+            return 0.0
+        if ask.shared_tokens is not None:
+            return ask.shared_tokens
+        return path.depth_since(self._shared, now) * ask.block_tokens
 
     def _reserve(
         self,
@@ -216,22 +187,8 @@ class Fleet:
         rival: tuple[Replica, Estimate] | None,
         now: float,
     ) -> Decision:
-        ticket = Ticket(
-            chosen.name,
-            ask.blocks,
-            ask.block_tokens,
-            ask.prompt_tokens,
-            costs.gpu_tokens,
-            costs.host_tokens,
-            costs.shared_tokens,
-            costs.compute_s,
-            costs.local_s + costs.shared_s,
-            costs.load_s,
-            costs.local_s,
-            now,
-            max(depths.get(chosen.gpu, 0), depths.get(chosen.host, 0)),
-        )
-        ticket.io_waited_s = costs.shared_s - costs.load_s
+        held = max(depths.get(chosen.gpu, 0), depths.get(chosen.host, 0))
+        ticket = ticket_for(ask, chosen.name, costs, held, now)
         if rival is not None:
             other, theirs = rival
             last = next(reversed(other.load.pending), None)
@@ -249,14 +206,7 @@ class Fleet:
         self._decisions[chosen.name] += 1
         return Decision(
             chosen.name,
-            Costs(
-                costs.queue_s,
-                costs.local_s,
-                costs.shared_s,
-                costs.compute_s,
-                costs.total_s,
-                costs.cost_s,
-            ),
+            Costs(*costs[:6]),
             None if rival is None else rival[0].name,
             None if rival is None else rival[1].total_s,
             int(costs.gpu_tokens),

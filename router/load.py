@@ -1,7 +1,7 @@
 """Load: what one replica has to do, as far as this router knows. State of one event loop.
 
 Prefills are taken to be done one after the other in the order sent, each when its loads are there;
-a first token says that the one before the next is done. Requests of other routers show in the
+a first token says that the next can begin. Requests of other routers show in the
 replica's own metrics: what it says is waiting beyond ours counts as so many average prefills.
 Nothing here is reset by health. It must not know prefixes, policies or what a choice costs.
 """
@@ -62,8 +62,19 @@ class Load:
         """Until loads sent earlier are done."""
         return max(0.0, self.io_free_at - now)
 
+    def settle(self, now: float) -> None:
+        """Takes answers that are not streamed to be past their prefill when that is due: nothing
+        else will tell."""
+        while self.pending and now >= self._head_ends_at:
+            head = next(iter(self.pending))
+            if head.is_streamed:
+                return
+            self.first(head, self._head_ends_at)
+
     def pressure(self, now: float) -> Pressure:
         """All of the above at once."""
+        if self.pending and now >= self._head_ends_at:
+            self.settle(now)
         foreign = now < self._foreign_until
         waiting, decodes = len(self.pending), len(self.decoding)
         if foreign:

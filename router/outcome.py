@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from router.tickets import Ticket
 
@@ -132,4 +132,3 @@ class FleetView:
     """Blocks the router remembers, of all replicas."""
     common_tokens: int = 0
     """The prefix most recent requests share."""
-    extra: Mapping[str, float] = field(default_factory=dict)

@@ -130,6 +130,7 @@ def ask_of(parsed: Parsed, tokens_per_byte: float = TOKENS_PER_BYTE) -> Ask:
         output_tokens=parsed.output_tokens,
         model=parsed.model,
         affinity=parsed.affinity,
+        is_streamed=parsed.stream,
     )
 
 

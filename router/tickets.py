@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from router.asks import Ask
+from router.estimate import Estimate
+
 
 @dataclass(slots=True, eq=False)
 class Rival:
@@ -42,6 +45,7 @@ class Ticket:
     chosen_at: float
     known_blocks: int
     """Blocks of the prompt the replica was thought to hold before."""
+    is_streamed: bool = True
     rival: Rival | None = None
     ready_at: float = 0.0
     """When its loads should be done."""
@@ -49,8 +53,8 @@ class Ticket:
     """Running beside its prefill."""
     sent_at: float | None = None
     first_at: float | None = None
-    began_at: float = 0.0
-    """When its prefill could begin at the earliest; known at the first byte."""
+    began_at: float | None = None
+    """When its prefill could begin at the earliest; known at the first token."""
     was_idle: bool = False
     """Nothing was before it when it came."""
     io_waited_s: float = 0.0
@@ -61,3 +65,24 @@ class Ticket:
     def cached_tokens(self) -> float:
         """What the engine should report as cached."""
         return self.local_tokens + self.host_tokens + self.shared_tokens
+
+
+def ticket_for(ask: Ask, replica: str, costs: Estimate, known_blocks: int, now: float) -> Ticket:
+    """The reservation of a request that was promised these costs."""
+    return Ticket(
+        replica=replica,
+        blocks=ask.blocks,
+        block_tokens=ask.block_tokens,
+        prompt_tokens=ask.prompt_tokens,
+        local_tokens=costs.gpu_tokens,
+        host_tokens=costs.host_tokens,
+        shared_tokens=costs.shared_tokens,
+        compute_s=costs.compute_s,
+        io_s=costs.local_s + costs.shared_s,
+        load_s=costs.load_s,
+        local_s=costs.local_s,
+        chosen_at=now,
+        known_blocks=known_blocks,
+        is_streamed=ask.is_streamed,
+        io_waited_s=costs.shared_s - costs.load_s,
+    )

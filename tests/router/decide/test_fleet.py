@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -207,6 +208,26 @@ def test_a_replica_that_came_back_under_its_name_is_new_to_old_tickets() -> None
     assert view_of(made, "a", 0.5).in_flight == 1
     made.ended(new.ticket, 2.0, None)
     assert made.reservations == 0
+
+
+def test_nothing_is_learned_from_the_time_an_answer_that_is_not_streamed_took() -> None:
+    made = fleet("a")
+    for number in range(30):
+        request = replace(long(1000 * number), is_streamed=False)
+        decision = sent(made, request, 100.0 * number)
+        made.ended(decision.ticket, 100.0 * number + 60.0, Usage(10_340, 0, 900))
+    assert view_of(made, "a").samples == 0
+    assert view_of(made, "a").token_s == Constants().token_seconds
+
+
+def test_nothing_is_learned_from_a_ticket_of_a_replica_that_left_and_came_back() -> None:
+    made = fleet("a")
+    old = sent(made, long(1), 0.0)
+    made.leave("a")
+    made.join("a")
+    made.first_byte(old.ticket, 500.0)
+    made.ended(old.ticket, 501.0, Usage(10_340, 0, 1))
+    assert view_of(made, "a").samples == 0
 
 
 def test_past_the_objective_a_request_is_turned_away_unreserved() -> None:

@@ -106,3 +106,13 @@ def test_an_old_scrape_is_forgotten() -> None:
     load = Load()
     load.observe(Observation(waiting=4, running=7), 0.0)
     assert (load.waiting(31.0), load.decodes(31.0)) == (0, 0)
+
+
+def test_an_answer_that_is_not_streamed_is_past_its_prefill_when_that_is_due() -> None:
+    load, whole = Load(), ticket(2.0)
+    whole.is_streamed = False
+    load.add(whole, 0.0)
+    load.add(ticket(3.0), 0.0)
+    seen = [load.pressure(at) for at in (1.0, 2.5)]
+    assert [(each.pending, each.decodes) for each in seen] == [(2, 0), (1, 1)]
+    assert [each.queue_s for each in seen] == [pytest.approx(4.0), pytest.approx(2.5)]
