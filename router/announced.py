@@ -9,6 +9,7 @@ whether anybody is there the first probe finds out, before any request. One thre
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from router.registry import AnnouncedReplica, Registry
 from router.replicas import Replica, ReplicaError, bounded, replica_at
@@ -57,13 +58,4 @@ def _replica(record: AnnouncedReplica) -> Replica | None:
         at = replica_at(record.url)
     except ReplicaError:
         return None
-    return Replica(
-        at.id,
-        at.host,
-        at.port,
-        at.is_tls,
-        at.path,
-        model=record.model or None,
-        kv_bytes_per_token=record.kv_bytes_per_token or None,
-        kv_events_port=record.kv_events_port or None,
-    )
+    return replace(at, announced=replace(record, announcer="", counter=0))

@@ -21,6 +21,7 @@ from router.fleet import Fleet
 from router.history import History
 from router.members import Members
 from router.peers import Peers
+from router.precision import Precision, opened
 from router.relay.limits import Limits
 from router.relay.server import RelayServer, serve
 from router.replicas import ReplicaError
@@ -29,7 +30,7 @@ from router.scores import Scores
 from router.service import Rules, Service
 from router.settings import Settings, SettingsError
 from router.sight import sight_of
-from router.sources import FixedList, Follower, ListFile, Listing, ListUrl, Source
+from router.sources import Follower, Listing, source_of
 from router.tally import Tally
 from router.watch import Rhythm, Watch
 
@@ -104,6 +105,7 @@ class App:
             ),
             now=now,
         )
+        self.precision: Precision | None = None
         self.relay: RelayServer | None = None
         self.is_draining = False
         self._follower: Follower | None = None
@@ -116,6 +118,12 @@ class App:
 
     async def start(self) -> None:
         """Raises SettingsError for a list or a port that cannot be had."""
+        self.precision = await opened(
+            self.settings, fleet=self.fleet, members=self.members, now=self._now
+        )
+        if self.precision is not None:
+            self.service.exact = self.precision.exact
+            self.precision.start()
         source = source_of(self.settings, self._now)
         try:
             listing = await asyncio.to_thread(source.read)
@@ -161,6 +169,8 @@ class App:
         if self.relay is not None:
             await self.relay.close()
         await self.watch.stop()
+        if self.precision is not None:
+            await self.precision.stop()
         await self.peers.close()
 
     # -- what all processes on the port know (endpoints.Colleagues) ------------------------------
@@ -184,9 +194,12 @@ class App:
             "connections": relay.connections if relay else 0,
             "upstream_connections": relay.upstream_connections if relay else 0,
         }
+        sight = sight_of(self.fleet.view(self._now()), self.members, extra)
+        # What exact mode does without, and why; null where it is off.
+        sight["not_exact"] = None if self.precision is None else self.precision.exact.status
         return {
             "tally": self.tally.dump(),
-            "sight": sight_of(self.fleet.view(self._now()), self.members, extra),
+            "sight": sight,
             "history": self.history.dump(),
         }
 
@@ -198,6 +211,8 @@ class App:
             self._routes.forget(name)
             self.tally.forget(name)
         self.watch.follow()
+        if self.precision is not None:
+            self.precision.follow()
         if joined or left:
             log.info("replicas: %d; joined: %s; left: %s", len(listing), joined, left)
 
@@ -212,28 +227,6 @@ class App:
                 bucket.in_flight[seen.replica] = seen.in_flight
                 bucket.pending_s[seen.replica] = round(seen.pending_s, 3)
             await asyncio.sleep(SAMPLE_SECONDS)
-
-
-def source_of(settings: Settings, now: Callable[[], float]) -> Source:
-    """Where the settings say that the replicas are. Raises SettingsError."""
-    try:
-        if settings.replicas:
-            return FixedList(list(settings.replicas))
-    except ReplicaError as error:
-        raise SettingsError(f"--replicas: {error}") from error
-    if settings.replica_file is not None:
-        if settings.replica_file.startswith(("http://", "https://")):
-            return ListUrl(settings.replica_file)
-        return ListFile(Path(settings.replica_file))
-    from router.announced import Namespace  # the store's part; other lists need none of it
-
-    assert settings.namespace is not None
-    return Namespace(
-        settings.namespace,
-        secret_file=settings.secret_file,
-        model=settings.model,
-        now=now,
-    )
 
 
 def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:

@@ -1,8 +1,7 @@
 """Exchanges: what becomes of one request, told to the fleet, the breakers and the counts.
 
 `Decided` is a request that is prefilled: the fleet chose its replica and holds a reservation, which
-is closed exactly once however the request ends. `Passage` is everything else: any replica that
-takes requests, in turn.
+is closed exactly once however the request ends. What has no prompt is a `passages.Passage`.
 
 A request moves to another replica at once, and only while nothing of an answer has reached the
 client. Who is to blame: a broken connection counts against the replica; a 5xx only once another
@@ -12,12 +11,12 @@ replica has answered the same request (what fails everywhere says nothing about 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from router import answers
-from router.asks import Ask
-from router.members import Member, Members
+from router.asks import Ask, Usage
+from router.members import Members
 from router.outcome import Decision, Overload
 from router.relay.exchange import Attempt, Failure, Header, Reply
 from router.reports import usage_of
@@ -26,9 +25,6 @@ from router.scores import Scores
 
 RETRIED = frozenset({429, 500, 502, 503, 504})
 """Answers another replica may improve on."""
-SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
-SAFE_PATHS = frozenset({b"/tokenize", b"/detokenize", b"/score", b"/v1/score", b"/rerank"})
-"""POSTs that change nothing: may be sent twice."""
 
 
 class Chooser(Protocol):
@@ -48,8 +44,8 @@ class Decided:
     """A request with a reservation. Implements `relay.exchange.Exchange`."""
 
     __slots__ = (
-        "_ask", "_blamed", "_decision", "_is_passed", "_is_stream", "_kind", "_received_at", "_row",
-        "_sent_at", "_service", "_status", "_tried", "attempt",
+        "_ask", "_blamed", "_decision", "_is_passed", "_is_stream", "_kind", "_on_usage",
+        "_received_at", "_row", "_sent_at", "_service", "_status", "_tried", "attempt",
     )  # fmt: skip
 
     def __init__(
@@ -62,8 +58,10 @@ class Decided:
         is_stream: bool,
         received_at: float,
         now: float,
+        on_usage: Callable[[Usage], None] | None = None,
     ) -> None:
         self._service = service
+        self._on_usage = on_usage
         self._ask = ask
         self._kind = kind
         self._is_stream = is_stream
@@ -138,6 +136,8 @@ class Decided:
             return  # its reservation is closed
         usage = usage_of(tail)
         self._service.scores.ended(self._ask, self._decision, usage, now)
+        if self._on_usage is not None and usage is not None:
+            self._on_usage(usage)
         self._row.outcome = "answered"
         self._row.reported_tokens = None if usage is None else usage.cached_tokens
 
@@ -173,80 +173,4 @@ class Decided:
         self._row = self._service.scores.decided(self._ask, decision, self._kind, text)
         self._tried |= {decision.replica}
         self.attempt = self._service.routes.attempt(decision.replica, text)
-        return self.attempt
-
-
-class Passage:
-    """A request without a prompt. Implements `relay.exchange.Exchange`."""
-
-    __slots__ = (
-        "_is_passed", "_is_safe", "_member", "_service", "_status", "_tried", "attempt",
-    )  # fmt: skip
-
-    def __init__(self, service: Chooser, member: Member, is_safe: bool) -> None:
-        self._service = service
-        self._is_safe = is_safe
-        self._is_passed = False
-        self._status = 0
-        self._tried: frozenset[str] = frozenset()
-        self.attempt = self._take(member)
-
-    def sent(self, now: float) -> None:
-        """Nothing waits for it."""
-
-    def head(self, status: int, headers: Sequence[Header], now: float) -> Attempt | None:
-        if self._is_safe and status in RETRIED and (other := self._another(f"status {status}")):
-            return other
-        self._status = status
-        return None
-
-    def first_byte(self, now: float) -> None:
-        self._passed_on()
-
-    def _passed_on(self) -> None:
-        if not self._is_passed:
-            self._is_passed = True
-            if self._status < 500:
-                self._service.members.answered(self._member.replica.id)
-            self._service.scores.answered("other", self._status)
-
-    def failed(self, failure: Failure, detail: str, now: float) -> Attempt | Reply:
-        name = self._member.replica.id
-        self._service.members.failed(name, f"{failure.value}: {detail}", now)
-        if self._is_safe or failure is Failure.CONNECT:
-            other = self._another(failure.value)
-            if other is not None:
-                return other
-        status = 504 if failure is Failure.TIMEOUT else 502
-        self._service.scores.answered("other", status)
-        return answers.error(
-            status,
-            f"{name} did not answer ({failure.value})",
-            "replica_failed",
-            *self.attempt.response_headers,
-        )
-
-    def ended(self, now: float, tail: bytes) -> None:
-        self._passed_on()
-
-    def broken(self, now: float) -> None:
-        self._service.members.failed(self._member.replica.id, "its answer broke off", now)
-        self._service.scores.cut(self._member.replica.id, "broken")
-
-    def abandoned(self, now: float) -> None:
-        self._service.scores.cut(self._member.replica.id, "abandoned")
-
-    def _another(self, why: str) -> Attempt | None:
-        if len(self._tried) > self._service.retries_max:
-            return None
-        member = self._service.members.next_ready(self._tried)
-        if member is None:
-            return None
-        self._service.scores.retried(self._member.replica.id, why)
-        return self._take(member)
-
-    def _take(self, member: Member) -> Attempt:
-        self._member = member
-        self._tried |= {member.replica.id}
-        self.attempt = self._service.routes.attempt(member.replica.id, b"any-ready")
         return self.attempt

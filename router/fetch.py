@@ -52,26 +52,34 @@ def tls_context() -> ssl.SSLContext:
 
 
 async def fetch(
-    replica: Replica, path: str, *, deadline_seconds: float, key: str | None = None
+    replica: Replica,
+    path: str,
+    *,
+    deadline_seconds: float,
+    key: str | None = None,
+    body: bytes | None = None,
 ) -> Fetched:
-    """GET `path` from a replica. `key` goes along as a bearer token."""
+    """GET `path` from a replica, or POST a JSON body. `key` goes along as a bearer token."""
     try:
         async with asyncio.timeout(deadline_seconds):
-            return await _fetch(replica, path, key)
+            return await _fetch(replica, path, key, body)
     except TimeoutError as error:
         raise FetchError(f"no answer within {deadline_seconds:g} s") from error
     except (OSError, asyncio.IncompleteReadError, httptools.HttpParserError) as error:
         raise FetchError(str(error) or type(error).__name__) from error
 
 
-async def _fetch(replica: Replica, path: str, key: str | None) -> Fetched:
+async def _fetch(replica: Replica, path: str, key: str | None, body: bytes | None) -> Fetched:
     tls = tls_context() if replica.is_tls else None
     reader, writer = await asyncio.open_connection(replica.host, replica.port, ssl=tls)
     try:
-        head = f"GET {replica.path}{path} HTTP/1.1\r\nhost: {replica.host}:{replica.port}\r\n"
+        method = "GET" if body is None else "POST"
+        head = f"{method} {replica.path}{path} HTTP/1.1\r\nhost: {replica.host}:{replica.port}\r\n"
+        if body is not None:
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
         if key:
             head += f"authorization: Bearer {key}\r\n"
-        writer.write(f"{head}accept: */*\r\nconnection: close\r\n\r\n".encode())
+        writer.write(f"{head}accept: */*\r\nconnection: close\r\n\r\n".encode() + (body or b""))
         answer = _Answer()
         parser = httptools.HttpResponseParser(answer)
         received = 0

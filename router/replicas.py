@@ -12,7 +12,11 @@ send every replica away.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from router.registry import AnnouncedReplica
 
 REPLICAS_MAX = 1024
 """More in one list is a mistake, not a fleet; every table of the router is bounded by it."""
@@ -32,9 +36,12 @@ class Replica:
     is_tls: bool = False
     path: str = ""
     """Comes before every request's own path; empty or begins with a slash."""
-    model: str | None = None
-    kv_bytes_per_token: int | None = None
-    kv_events_port: int | None = None
+    announced: AnnouncedReplica | None = None
+    """Without its heartbeat: the same replica stays equal to itself."""
+
+    @property
+    def kv_bytes_per_token(self) -> int | None:
+        return (self.announced.kv_bytes_per_token or None) if self.announced else None
 
     @property
     def url(self) -> str:

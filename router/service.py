@@ -14,15 +14,18 @@ import binascii
 import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from router import answers
-from router.asks import Ask
-from router.exchanges import SAFE_METHODS, SAFE_PATHS, Decided, Passage
+from router.asks import Ask, Usage
+from router.exact import Exact
+from router.exchanges import Decided
 from router.fleet import Fleet
 from router.members import Members
 from router.outcome import Decision, Overload
-from router.prefix import PROMPTED, ask_of, parse
+from router.passages import SAFE_METHODS, SAFE_PATHS, Passage
+from router.prefix import PROMPTED, Parsed, ask_of, parse
 from router.relay.exchange import Exchange, Reply, Request
 from router.routes import Routes
 from router.scores import Scores
@@ -62,6 +65,8 @@ class Service:
         own: OwnPaths,
         now: Callable[[], float],
     ) -> None:
+        self.exact: Exact | None = None
+        """Set where asks are made of the engine's own tokens."""
         self.members = members
         self.routes = routes
         self.scores = scores
@@ -101,11 +106,31 @@ class Service:
         self.scores.refused("no replica")
         return answers.nobody("no replica can take the request now")
 
-    def _prompted(self, path: bytes, request: Request) -> Exchange | Reply:
+    def _prompted(
+        self, path: bytes, request: Request
+    ) -> Exchange | Reply | Awaitable[Exchange | Reply]:
         parsed = parse(path, request.body)
         if parsed.error is not None:
             return self._passed(path, request)  # an engine refuses it in its own words
+        if self.exact is not None:
+            return self._exactly(self.exact, path, parsed, request)
         ask = ask_of(parsed, self.scores.tokens_per_byte)
+        return self._decided(path, parsed, request, ask, None)
+
+    async def _exactly(
+        self, exact: Exact, path: bytes, parsed: Parsed, request: Request
+    ) -> Exchange | Reply:
+        asked = await exact.ask(path, parsed, self.scores.tokens_per_byte)
+        return self._decided(path, parsed, request, asked.ask, partial(exact.answered, asked))
+
+    def _decided(
+        self,
+        path: bytes,
+        parsed: Parsed,
+        request: Request,
+        ask: Ask,
+        on_usage: Callable[[Usage], None] | None,
+    ) -> Exchange | Reply:
         now = self._now()
         decision = self.choose(ask, now, frozenset())
         if not isinstance(decision, Decision):
@@ -118,6 +143,7 @@ class Service:
             is_stream=parsed.stream,
             received_at=request.received_at or now,
             now=now,
+            on_usage=on_usage,
         )
 
     def _passed(self, path: bytes, request: Request) -> Exchange | Reply:

@@ -98,6 +98,8 @@ class Settings:
             )
         if self.policy not in POLICIES:
             raise SettingsError(f"--policy {self.policy!r}: one of {', '.join(POLICIES)}")
+        if self.kv_events and self.tokenizer is None:
+            raise SettingsError("--kv-events speaks of tokens: it needs --tokenizer PATH")
         for known in fields(self):
             value = getattr(self, known.name)
             if known.name in BOUNDS and value is not None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from router.replicas import Replica, ReplicaError, listed
+from router.settings import Settings, SettingsError
 
 BYTES_MAX = 1 << 20
 URL_DEADLINE_SECONDS = 5.0
@@ -138,3 +139,25 @@ class Follower:
     def _run(self) -> None:
         while not self._stopping.wait(self._every_seconds):
             self.look()
+
+
+def source_of(settings: Settings, now: Callable[[], float]) -> Source:
+    """Where the settings say that the replicas are. Raises SettingsError."""
+    try:
+        if settings.replicas:
+            return FixedList(list(settings.replicas))
+    except ReplicaError as error:
+        raise SettingsError(f"--replicas: {error}") from error
+    if settings.replica_file is not None:
+        if settings.replica_file.startswith(("http://", "https://")):
+            return ListUrl(settings.replica_file)
+        return ListFile(Path(settings.replica_file))
+    from router.announced import Namespace  # the store's part; other lists need none of it
+
+    assert settings.namespace is not None
+    return Namespace(
+        settings.namespace,
+        secret_file=settings.secret_file,
+        model=settings.model,
+        now=now,
+    )

@@ -78,7 +78,7 @@ ROUTER_STORE = {
     "announcer": {"files", "layout"},
     "registry": {"exceptions", "files", "layout", "namespace", "settings"},
     "chunkhash": {"layout"},
-    "exact": {"layout"},
+    "precision": {"catalogview", "exceptions", "settings"},
     "tier": {"catalogview"},
 }
 ROUTER_DECISIONS = {

@@ -63,6 +63,7 @@ class Script:
     cached_tokens: int | None = 0
     models: tuple[str, ...] = ("m",)
     metrics: str = ""
+    tokenize: Callable[[Any], list[int]] | None = None
 
 
 class FakeReplica(ThreadingHTTPServer):
@@ -133,6 +134,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if script.status != 200:
             self._whole(script.status, script.error_body)
+            return
+        if self.path == "/tokenize" and script.tokenize is not None:
+            tokens = script.tokenize(json.loads(body))
+            self._whole(200, json.dumps({"tokens": tokens, "count": len(tokens)}).encode())
             return
         if "completions" not in self.path:
             self._whole(200, json.dumps({"path": self.path, "from": self.server.id}).encode())

@@ -1,0 +1,73 @@
+"""Exact mode in the running router: the engine's own tokens, and what happens on disagreement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.settings import Settings, SettingsError
+from router.tokens import Tokenizer, ids_of, kind_of, open_tokenizer
+from tests.router.identity.byte_tokenizer import write_byte_tokenizer
+from tests.router.service.fakes import Running, replicas, router, until
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tokenizer")
+    write_byte_tokenizer(made)
+    return made
+
+
+def engine(tokenizer: Tokenizer, extra: int = 0) -> Any:
+    """/tokenize of an engine; `extra` ids more than it should."""
+
+    def tokenize(fields: dict[str, Any]) -> list[int]:
+        path = b"/v1/chat/completions" if "messages" in fields else b"/v1/completions"
+        kind = kind_of(path, fields)
+        ids = None if kind is None else ids_of(tokenizer, kind, fields)
+        return [*(ids or []), *([5] * extra)]
+
+    return tokenize
+
+
+def not_exact(running: Running) -> dict[str, str]:
+    reasons: dict[str, str] = running.ask("/replicas").json()["not_exact"]
+    return reasons
+
+
+def prompt_tokens(running: Running) -> int:
+    return int(running.ask("/router/history").json()["decisions"][0]["prompt_tokens"])
+
+
+def test_asks_are_made_of_the_engines_own_tokens(folder: Path) -> None:
+    with replicas(1) as (one,):
+        one.script.tokenize = engine(open_tokenizer(str(folder)))
+        with router(one.url, tokenizer=str(folder)) as running:
+            running.wait_ready(1)
+            until(lambda: "completion" not in not_exact(running))
+            text = "naïve " * 50
+            assert running.ask("/v1/completions", {"model": "m", "prompt": text}).status == 200
+            assert prompt_tokens(running) == 1 + len(text.encode())
+
+
+def test_on_disagreement_it_falls_back_to_characters_and_says_so(folder: Path) -> None:
+    with replicas(1) as (one,):
+        one.script.tokenize = engine(open_tokenizer(str(folder)), extra=1)
+        with router(one.url, tokenizer=str(folder)) as running:
+            running.wait_ready(1)
+            until(lambda: "tokenizes a completion differently" in not_exact(running)["completion"])
+            text = "naïve " * 50
+            assert running.ask("/v1/completions", {"model": "m", "prompt": text}).status == 200
+            assert prompt_tokens(running) < len(text)
+
+
+def test_a_missing_tokenizer_stops_the_start_and_says_so() -> None:
+    with pytest.raises(SettingsError, match="--tokenizer"), router("a:1", tokenizer="/nowhere"):
+        pass
+
+
+def test_kv_events_need_a_tokenizer() -> None:
+    with pytest.raises(SettingsError, match="--tokenizer"):
+        Settings(replicas=("a:1",), kv_events=True)
