@@ -11,7 +11,8 @@ import json
 
 from router.asks import Usage
 
-_KEY = b'"usage"'
+_KEYS = (b'"usage":{', b'"usage": {')
+"""Written compactly, as vLLM does, or not. In a stream most say null and are not looked at."""
 _DECODER = json.JSONDecoder()
 TEXT_BYTES_MAX = 2048  # a usage object has a few hundred
 
@@ -19,12 +20,11 @@ TEXT_BYTES_MAX = 2048  # a usage object has a few hundred
 def usage_of(tail: bytes) -> Usage | None:
     """The last complete usage object in `tail`."""
     end = len(tail)
-    while (at := tail.rfind(_KEY, 0, end)) >= 0:
-        text = tail[at + len(_KEY) : at + TEXT_BYTES_MAX].decode("latin-1").lstrip()
-        if text.startswith(":"):
-            usage = _read(text[1:].lstrip())
-            if usage is not None:
-                return usage
+    while (at := max(tail.rfind(key, 0, end) for key in _KEYS)) >= 0:
+        begin = tail.index(b"{", at)
+        usage = _read(tail[begin : begin + TEXT_BYTES_MAX].decode("latin-1"))
+        if usage is not None:
+            return usage
         end = at
     return None
 
@@ -34,8 +34,6 @@ def _read(text: str) -> Usage | None:
         fields, _ = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
         return None  # cut off, or the word stood in generated text
-    if not isinstance(fields, dict):
-        return None  # `"usage": null` in every chunk but the last
     details = fields.get("prompt_tokens_details") or fields.get("input_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     prompt = fields.get("prompt_tokens", fields.get("input_tokens"))
