@@ -59,9 +59,9 @@ class Case:
 
 
 CASES = (
-    Case(2 << 10, 1, 1500, 10),
+    Case(2 << 10, 1, 1500, 25),
     Case(2 << 10, 32, 4000, 192),
-    Case(64 << 10, 1, 800, 10),
+    Case(64 << 10, 1, 800, 25),
     Case(64 << 10, 32, 2000, 192),
 )
 
@@ -87,6 +87,10 @@ def routers(peers: Path) -> list[Router]:
             "ours, round robin",
             (*ours, "--policy", "round-robin", "--replicas", "{urls}"),
             joins_urls=True,
+        ),
+        Router(
+            "ours, relay alone",
+            (sys.executable, "-m", "bench.relay.alone", "{port}", "{ports}"),
         ),
         Router(THEIRS, (*vllm, "--policy", "round_robin", "--prometheus-port", "{other}")),
         Router(

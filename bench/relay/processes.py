@@ -26,7 +26,7 @@ class Router:
 
     name: str
     command: tuple[str, ...]
-    """`{port}`, `{other}` (a second one) and `{urls}` (several arguments) are filled in."""
+    """`{port}`, `{other}` (a second one), `{urls}` and `{ports}` (several words) are filled in."""
     joins_urls: bool = False
     """Whether URLs are one argument, with commas."""
 
@@ -89,7 +89,7 @@ def running(router: Router, ports: Sequence[int], log: Path) -> Iterator[tuple[i
     command: list[str] = []
     for word in router.command:
         filled = word.replace("{port}", str(port)).replace("{other}", str(other))
-        command += urls if word == "{urls}" else [filled]
+        command += {"{urls}": urls, "{ports}": [*map(str, ports)]}.get(word, [filled])
     with log.open("ab") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=sink, start_new_session=True)
     try:

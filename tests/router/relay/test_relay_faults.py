@@ -308,7 +308,8 @@ async def test_bytes_nobody_asked_for_close_a_resting_connection() -> None:
 
     async with replica(script) as there:
         director = ScriptedDirector(there.attempt())
-        async with relaying(director) as relay, calling(relay) as caller:
+        limits = Limits(upstream_idle_seconds=1000.0)
+        async with relaying(director, limits) as relay, calling(relay) as caller:
             caller.send(GET)
             await caller.response()
             await until(lambda: relay.upstream_connections == 0)
