@@ -1,6 +1,7 @@
 """The command `sharedfs`: what an operator does to a namespace by hand.
 
     commands.py   the commands and their options, one screen each
+    fitting.py    `fit`, which looks at a mount and not at a namespace
     options.py    from command line words to checked Settings
     output.py     tables, JSON, progress and errors: the only place that prints
     sizes.py      "500GiB" to bytes and back

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from sharedfs_backend import tools
+from sharedfs_backend.cli import fitting
 from sharedfs_backend.cli.options import require_directory, settings_for
 from sharedfs_backend.cli.output import Output, Status
 from sharedfs_backend.cli.sizes import parse_size, show_size
@@ -236,6 +237,32 @@ def _show_collected(output: Output, done: tools.Collected) -> None:
             ("journals retired", f"{done.journals_retired:,}"),
         ],
     )
+
+
+@app.command()
+def fit(
+    path: Annotated[Path, typer.Option(help="Directory on the mount in question.", metavar="DIR")],
+    model: Annotated[
+        Path, typer.Option(help="A model's config.json, or its directory.", metavar="CONFIG")
+    ],
+    prefill_tokens_per_second: Annotated[
+        float, typer.Option(help="Prompt tokens one replica computes per second.", metavar="X")
+    ],
+    at_tokens: Annotated[
+        int, typer.Option(help="Prompt length that speed was measured at.", min=1, metavar="N")
+    ] = fitting.SPEED_TOKENS,
+    kv_dtype: Annotated[
+        str, typer.Option(help="Of the KV: auto (the model's), fp8, float16, bfloat16, float32.")
+    ] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a mount can pay for a model: probes it for under a minute.
+
+    Exit status 1 if computing is quicker at every length. Writes below DIR (400 MB at most) and
+    removes what it wrote; DIR need not be a namespace.
+    """
+    question = fitting.Question(path, model, prefill_tokens_per_second, at_tokens, kv_dtype)
+    _run(as_json, lambda output: fitting.answer(question, output))
 
 
 def _settings(

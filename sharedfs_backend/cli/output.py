@@ -62,6 +62,13 @@ class Output:
             self._out.print()
             self._columns([heading, *details])
 
+    def sentences(self, lines: Sequence[str]) -> None:
+        """Prose after a result, for people only."""
+        if not self._as_json:
+            for line in lines:
+                self._out.print()
+                self._out.print(line, markup=False)
+
     def _columns(self, rows: Sequence[tuple[str, object]]) -> None:
         """Two columns, never wrapped: names are for copying."""
         width = max(len(label) for label, _ in rows)

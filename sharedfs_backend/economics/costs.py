@@ -1,4 +1,4 @@
-"""Economics: seconds to compute KV against seconds to load it. Formulas, shared with the router.
+"""Costs: seconds to compute KV against seconds to load it. Formulas, shared with the router.
 
 Prefill of u tokens at the end of a context of L, the other L - u being cached, takes
 `c0 + c1*u + c2*u*(L - u/2)`: a fixed part, the dense layers (2 * parameters FLOP a token), and
@@ -13,7 +13,7 @@ Loading s tokens takes `l + s*k/B`. It must not know stores, replicas or request
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,31 +52,6 @@ class Loading:
         if tokens <= 0:
             return 0.0
         return self.latency_seconds + tokens * self.bytes_per_token / self.bytes_per_second
-
-
-def kv_bytes_per_token(config: Mapping[str, object], dtype_bytes: int = 2) -> int:
-    """Bytes of KV one token takes, all ranks together, from a model's `config.json`.
-
-    Keys and values of every KV head in every layer; for multi-head latent attention (a
-    `kv_lora_rank` in the config, DeepSeek-V2 section 2.1) one latent and one rotary key per layer.
-    """
-    layers = _number(config, "num_hidden_layers")
-    if "kv_lora_rank" in config:
-        rank, rotary = _number(config, "kv_lora_rank"), _number(config, "qk_rope_head_dim")
-        return layers * (rank + rotary) * dtype_bytes
-    heads = _number(config, "num_attention_heads")
-    kv_heads = _number(config, "num_key_value_heads", heads)
-    head_dim = _number(config, "head_dim", _number(config, "hidden_size") // heads)
-    return 2 * layers * kv_heads * head_dim * dtype_bytes
-
-
-def _number(config: Mapping[str, object], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    if isinstance(value, int) and value > 0:
-        return value
-    if value is None and default is not None:
-        return default
-    raise ValueError(f"the model's config names no usable {key}: {value!r}")
 
 
 def prefill_of_hardware(
@@ -138,6 +113,16 @@ def load_or_recompute(prefill: Prefill, loading: Loading, context: float, held: 
         else:
             low = middle
     return high
+
+
+def break_even_hit_rate(cost_seconds: float, gain_seconds: float) -> float:
+    """p*: the share of requests that must find their prefix for storing it to pay.
+
+    p * gain > (1 - p) * cost, so p* = cost / (cost + gain). 1 where a hit gains nothing.
+    """
+    if gain_seconds <= 0:
+        return 1.0
+    return cost_seconds / (cost_seconds + gain_seconds)
 
 
 def fit(samples: Sequence[tuple[float, float, float]]) -> Prefill:
