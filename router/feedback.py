@@ -19,12 +19,14 @@ def learn(known: Replica, ticket: Ticket, usage: Usage | None, decode_slowdown: 
     A prefill began when the one before it was done or when its loads were there; where the latter
     came last, the sample is one of loading, and good only if nothing else was going on.
     """
-    cached, prompt = ticket.cached_tokens, float(ticket.prompt_tokens)
+    prompt, scale = float(ticket.prompt_tokens), 1.0
     if usage is not None and usage.prompt_tokens:
-        cached *= usage.prompt_tokens / max(1, ticket.prompt_tokens)
         prompt = float(usage.prompt_tokens)
+        scale = prompt / max(1, ticket.prompt_tokens)
+    cached = ticket.cached_tokens * scale
     if usage is not None and usage.cached_tokens is not None:
-        known.reported(cached, usage.cached_tokens, ticket.block_tokens)
+        remembered = ticket.remembered_tokens * scale
+        known.reported(remembered, usage.cached_tokens, ticket.block_tokens)
         if ticket.shared_tokens and usage.cached_tokens < cached - ticket.block_tokens:
             return  # what it loaded is not known
         cached = min(float(usage.cached_tokens), prompt - 1)

@@ -21,8 +21,6 @@ LOADING_MEMORY = 0.9
 """About 10 loads: contention comes and goes within minutes."""
 UNCERTAIN = 25.0
 """Variance of a starting value, relative: it may well be five times off."""
-UNCERTAIN_MOST = 100.0
-"""What directions never seen may grow to under forgetting."""
 PREFILL_CLIP = 4.0
 LOADING_CLIP = 40.0
 """Contention is no outlier: a load may well take five times what it took."""
@@ -33,7 +31,12 @@ MARGIN = 0.05
 
 
 class Filter:
-    """Recursive least squares of a few non-negative multiples; starts at 1 each."""
+    """Recursive least squares of a few non-negative multiples; starts at 1 each.
+
+    Forgetting is directional (Cao and Schwartz, "A directional forgetting algorithm based on the
+    decomposition of the information matrix", Automatica 2000): only what a sample speaks of is
+    forgotten, so that a thousand equal requests do not unlearn what long prompts cost.
+    """
 
     def __init__(self, size: int, memory: float, clip: float) -> None:
         self.values = [1.0] * size
@@ -41,7 +44,8 @@ class Filter:
         self._memory = memory
         self._clip = clip
         self._usual = 10.0
-        self._spread = [[UNCERTAIN * (i == j) for j in range(size)] for i in range(size)]
+        self._known = [[(i == j) / UNCERTAIN for j in range(size)] for i in range(size)]
+        """The information matrix: the inverse of the values' covariance."""
 
     def learn(self, parts: list[float], seen: float) -> None:
         """`parts` are what each value of 1 would contribute to `seen`."""
@@ -53,25 +57,34 @@ class Filter:
         self._usual += 0.1 * (min(abs(error), 2 * limit) - self._usual)
         error = max(-limit, min(limit, error))
 
-        spread, memory = self._spread, self._memory
-        image = [sum(a * b for a, b in zip(row, shape, strict=True)) for row in spread]
-        power = memory + sum(a * b for a, b in zip(shape, image, strict=True))
-        for i, row in enumerate(spread):
-            gain = image[i] / power
-            self.values[i] = max(FLOOR, self.values[i] - gain * error)
-            for j in range(len(row)):
-                row[j] = (row[j] - gain * image[j]) / memory
-        self._bound()
+        known = self._known
+        image = [sum(a * b for a, b in zip(row, shape, strict=True)) for row in known]
+        power = sum(a * b for a, b in zip(shape, image, strict=True))
+        if power <= 0.0:  # nothing in the sample
+            return
+        forget = (1.0 - self._memory) / power
+        for row, a, b in zip(known, shape, image, strict=True):
+            for j, (c, d) in enumerate(zip(shape, image, strict=True)):
+                row[j] += a * c - forget * b * d
+        for i, step in enumerate(solved(known, shape)):
+            self.values[i] = max(FLOOR, self.values[i] - step * error)
         self.samples += 1
 
-    def _bound(self) -> None:
-        """Forgetting inflates what is never observed; scale such rows back (keeps it definite)."""
-        for i, row in enumerate(self._spread):
-            if row[i] > UNCERTAIN_MOST:
-                shrink = (UNCERTAIN_MOST / row[i]) ** 0.5
-                for j in range(len(row)):
-                    row[j] *= shrink
-                    self._spread[j][i] *= shrink
+
+def solved(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """x of `matrix` x = `right`, for a small symmetric positive matrix, by elimination."""
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    size = len(rows)
+    for i in range(size):
+        pivot = rows[i]
+        for below in rows[i + 1 :]:
+            factor = below[i] / pivot[i]
+            for j in range(i, size + 1):
+                below[j] -= factor * pivot[j]
+    for i in reversed(range(size)):
+        row = rows[i]
+        row[size] = (row[size] - sum(row[j] * rows[j][size] for j in range(i + 1, size))) / row[i]
+    return [row[size] for row in rows]
 
 
 class Speed:
@@ -123,6 +136,8 @@ class Trust:
     """How far predicted cached tokens can be believed: reported over predicted, lately."""
 
     MEMORY = 0.98
+    GOODWILL_TOKENS = 50_000.0
+    """What it starts with, so that one surprise does not end it."""
     ALARM_BELOW = 0.5
     CALM_ABOVE = 0.7
     ALARM_AFTER = 50
@@ -134,8 +149,7 @@ class Trust:
         self.has_alarm = False
         self.value = 1.0
         """1: reports are what was predicted, or more, or there is nothing to go by."""
-        self._predicted_lately = 0.0
-        self._reported_lately = 0.0
+        self._predicted_lately = self._reported_lately = self.GOODWILL_TOKENS
         self._below = 0
 
     def saw(self, predicted: float, reported: float) -> None:
@@ -146,8 +160,7 @@ class Trust:
             return
         self._predicted_lately = self.MEMORY * self._predicted_lately + predicted
         self._reported_lately = self.MEMORY * self._reported_lately + min(reported, predicted)
-        if self._predicted_lately >= 1.0:
-            self.value = min(1.0, self._reported_lately / self._predicted_lately)
+        self.value = min(1.0, self._reported_lately / self._predicted_lately)
         self._below = self._below + 1 if self.value < self.ALARM_BELOW else 0
         if self._below >= self.ALARM_AFTER:
             self.has_alarm = True

@@ -63,8 +63,14 @@ class Ticket:
 
     @property
     def cached_tokens(self) -> float:
-        """What the engine should report as cached."""
+        """What the engine is expected to report as cached."""
         return self.local_tokens + self.host_tokens + self.shared_tokens
+
+    @property
+    def remembered_tokens(self) -> float:
+        """What it would report if the shadow were right, however little that is trusted."""
+        remembered = max(self.known_blocks * self.block_tokens, self.cached_tokens)
+        return min(remembered, self.prompt_tokens - 1.0)
 
 
 def ticket_for(ask: Ask, replica: str, costs: Estimate, known_blocks: int, now: float) -> Ticket:

@@ -275,7 +275,28 @@ def test_reports_below_prediction_shrink_the_shadow_and_the_trust() -> None:
     served(made, long(1), 0.0)
     held = [served(made, long(1), 10.0 + number, cached=0).local_tokens for number in range(30)]
     assert held[-1] < held[0] // 2
-    assert view_of(made, "a").trust < 0.1
+    assert view_of(made, "a").trust < 0.4
+
+
+def test_lost_trust_comes_back_with_right_reports() -> None:
+    made = fleet("a")
+    for number in range(100):
+        served(made, long(1), 2.0 * number, cached=0)
+    lost = view_of(made, "a").trust
+    for number in range(400):
+        served(made, long(1), 1e4 + 2.0 * number, cached=20 * BLOCK)
+    assert lost < 0.2
+    assert view_of(made, "a").trust > 0.9
+
+
+def test_an_engine_that_forgets_sooner_than_thought_gets_a_smaller_shadow() -> None:
+    made = fleet("a")
+    for number in range(200):
+        served(made, long(100 * number), 2.0 * number)
+    before = view_of(made, "a").shadow_blocks
+    for number in range(10):  # thought to be held, and reported not to be
+        served(made, long(100 * (199 - number)), 1e4 + 2.0 * number, cached=0)
+    assert view_of(made, "a").shadow_blocks < before / 2
 
 
 def test_prediction_and_report_are_counted() -> None:

@@ -60,11 +60,15 @@ def test_costs_never_become_negative() -> None:
 
 def test_many_samples_of_one_kind_leave_the_rest_bounded() -> None:
     """Forgetting must not blow up what is never observed: a classic of this filter."""
-    speed = started(1.0)
-    for _ in range(20_000):
-        speed.saw_prefill(1000, 1000, TRUE.seconds(1000, 1000))
-    speed.saw_prefill(60_000, 60_000, TRUE.seconds(60_000, 60_000))
-    assert speed.prefill.seconds(8000, 8000) == pytest.approx(TRUE.seconds(8000, 8000), rel=0.05)
+    speed, rng = started(1.0), random.Random(1)
+    for _ in range(30_000):
+        speed.saw_prefill(1000, 1000, TRUE.seconds(1000, 1000) * rng.uniform(0.95, 1.05))
+    for _ in range(3):
+        speed.saw_prefill(60_000, 60_000, TRUE.seconds(60_000, 60_000) * rng.uniform(0.95, 1.05))
+    for tokens in (1000, 8000, 60_000):
+        assert speed.prefill.seconds(tokens, tokens) == pytest.approx(
+            TRUE.seconds(tokens, tokens), rel=0.2
+        )
 
 
 @pytest.mark.parametrize("factor", [1 / 3, 3.0])
@@ -90,7 +94,13 @@ def test_trust_is_what_was_reported_of_what_was_predicted() -> None:
     trust = Trust()
     for _ in range(400):
         trust.saw(1000, 600)
-    assert trust.value == pytest.approx(0.6)
+    assert trust.value == pytest.approx(0.6, rel=0.01)
+
+
+def test_one_surprise_does_not_end_trust() -> None:
+    trust = Trust()
+    trust.saw(10_000, 0)
+    assert trust.value > 0.8
 
 
 def test_more_cached_than_predicted_is_no_reason_for_distrust() -> None:
@@ -102,11 +112,11 @@ def test_more_cached_than_predicted_is_no_reason_for_distrust() -> None:
 def test_a_long_disagreement_raises_an_alarm_and_agreement_ends_it() -> None:
     trust = Trust()
     alarms = []
-    for predicted, reported, count in ((1000, 0, 49), (1000, 0, 1), (1000, 1000, 300)):
+    for reported, count in ((10_000, 50), (0, 40), (0, 100), (10_000, 300)):
         for _ in range(count):
-            trust.saw(predicted, reported)
+            trust.saw(10_000, reported)
         alarms.append(trust.has_alarm)
-    assert alarms == [False, True, False]
+    assert alarms == [False, False, True, False]
 
 
 def test_the_prefix_most_recent_requests_share_is_found() -> None:

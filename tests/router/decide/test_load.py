@@ -58,6 +58,14 @@ def test_a_dropped_request_frees_its_place() -> None:
     assert (load.queue_s(1.0), load.in_flight) == (0.0, 0)
 
 
+def test_when_the_head_is_given_up_the_next_begins_there_and_then() -> None:
+    load, first = Load(), ticket(2.0)
+    load.add(first, 0.0)
+    load.add(ticket(3.0), 0.0)
+    load.drop(first, 1.0)
+    assert load.queue_s(1.0) == pytest.approx(3.0)
+
+
 def test_dropping_twice_changes_nothing() -> None:
     load, first = Load(), ticket(2.0)
     load.add(first, 0.0)
