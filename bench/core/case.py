@@ -62,7 +62,10 @@ class Progress(Protocol):
 
 
 class Cells(Protocol):
-    """Parts of a case that are saved as they finish, so that an interrupted run can go on."""
+    """Parts of a case that are saved as they finish, so that an interrupted run can go on.
+
+    Rows that belong to a cell carry its name as their parameter `cell`; when a run goes on, rows of
+    finished cells are kept and all others are measured again."""
 
     def finished(self, cell: str) -> bool:
         """Whether an earlier part of this run measured this cell to its end: leave it out then."""

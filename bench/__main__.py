@@ -1,0 +1,166 @@
+"""One command for each question: `python -m bench list | run NAME... | report`.
+
+    python -m bench list                       the questions, how long each takes, what it needs
+    python -m bench run reload ceiling         some of them; `run all` runs every one
+    python -m bench run all --full             the long profile
+    python -m bench run all --resume           goes on with the newest run: what is complete stays
+    python -m bench report                     the page of the newest run
+
+Each case of `run` is a process of its own, so one that dies costs only itself. Results are in
+.bench/<run>/<case>.parquet, saved as they come. Exit status: 0, 1 when a case failed, 130 when
+interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench.core.case import FULL, QUICK
+from bench.core.machine import REPOSITORY, now
+from bench.core.needs import missing
+from bench.core.progress import Shown
+from bench.core.registry import Registry, registry
+from bench.core.runner import Order, new_run, newest_run, run_case
+from bench.report.write import write
+
+RESULTS = REPOSITORY / ".bench"
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES_MIN = 6 << 30
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=(__doc__ or "").split("\n")[0])
+out = Console(soft_wrap=True)
+err = Console(stderr=True, soft_wrap=True)
+
+
+@app.command("list")
+def list_cases() -> None:
+    """The questions, how long each takes, and what it needs."""
+    found = registry()
+    table = Table("case", "question", "quick, min", "full, min", "missing")
+    for case in found.cases.values():
+        minutes = [f"{case.minutes[profile]:g}" for profile in (QUICK, FULL)]
+        table.add_row(case.name, case.question, *minutes, "; ".join(missing(case.needs)))
+    out.print(table)
+    for name, why in found.broken.items():
+        out.print(f"bench/cases/{name}.py cannot be used: {why}")
+
+
+@app.command()
+def run(
+    names: Annotated[list[str], typer.Argument(help="cases, or `all`")],
+    full: Annotated[bool, typer.Option("--full/--quick", help="the long profile")] = False,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="where to make scratch directories")
+    ] = None,
+    only: Annotated[str, typer.Option(help="contenders or cells, comma-separated")] = "",
+    rounds: Annotated[int, typer.Option(min=0, help="0: the profile's own number")] = 0,
+    seed: Annotated[int, typer.Option(help="of generated data and orders")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the newest run")] = False,
+    into: Annotated[Path | None, typer.Option(help="folder of the results")] = None,
+    child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
+) -> None:
+    """Measure. Results are saved after each case; `report` makes the page."""
+    found = registry()
+    chosen = _chosen(found, names)
+    profile = FULL if full else QUICK
+    folder = into or (newest_run(RESULTS) if resume else None)
+    folder = folder or new_run(RESULTS, profile, now())
+    directory = directory or _scratch()
+    if child or len(chosen) == 1:
+        shown = f"python -m bench {shlex.join(_shown(sys.argv[1:]))}"
+        order = Order(
+            profile=profile,
+            directory=directory,
+            rounds=rounds,
+            seed=seed,
+            only=tuple(filter(None, only.split(","))),
+            command=os.environ.get("BENCH_COMMAND", shown),
+        )
+        raise typer.Exit(max(_run_one(found, name, order, folder) for name in chosen))
+    words = [word for word in sys.argv[1:] if word not in names and word not in ("run", "--resume")]
+    command = f"python -m bench {shlex.join(_shown(sys.argv[1:]))}"
+    status = 0
+    for name in chosen:
+        done = subprocess.run(
+            [sys.executable, "-m", "bench", "run", name, *words, "--child", "--into", str(folder)],
+            env=os.environ | {"BENCH_COMMAND": command},
+            cwd=REPOSITORY,
+            check=False,
+        )
+        if done.returncode in (130, -2):
+            raise typer.Exit(130)
+        if done.returncode not in (0, 1):
+            err.print(f"{name}: the case's process ended with status {done.returncode}")
+        status = max(status, 1 if done.returncode else 0)
+    out.print(f"results: {folder}")
+    raise typer.Exit(status)
+
+
+def _run_one(found: Registry, name: str, order: Order, folder: Path) -> int:
+    case = found.cases[name]
+    err.print(f"[bold]{name}[/bold]: {case.question}")
+    try:
+        with Shown(name) as progress:
+            saved = run_case(case, order, folder, progress)
+    except KeyboardInterrupt:
+        err.print(f"{name}: interrupted; go on with `python -m bench run ... --resume`")
+        return 130
+    for text in saved.origin.warnings:
+        err.print(f"{name}: [yellow]{text}[/yellow]")
+    if saved.origin.failure:
+        err.print(f"{name}: not complete: {saved.origin.failure}")
+    for verdict in case.verdicts(saved.rows):
+        err.print(f"  {verdict.outcome.value}: {verdict.name} ({verdict.target})")
+    out.print(f"{name}: {len(saved.rows)} rows in {folder}")
+    return 1 if saved.origin.failure and not missing(case.needs) else 0
+
+
+@app.command()
+def report(
+    run_folder: Annotated[Path | None, typer.Argument(help="folder of results")] = None,
+    docs: Annotated[bool, typer.Option("--docs", help="also write docs/RESULTS.md")] = False,
+) -> None:
+    """Write the page of a run (the newest unless one is named)."""
+    folder = run_folder or newest_run(RESULTS)
+    if folder is None:
+        raise SystemExit("no results yet: python -m bench run all")
+    command = "python -m bench report --docs"
+    out.print(f"{write(folder, REPOSITORY / 'docs' if docs else None, command)}")
+
+
+def _chosen(found: Registry, names: list[str]) -> list[str]:
+    if "all" in names:
+        return list(found.cases)
+    for name in names:
+        if name not in found.cases:
+            why = found.broken.get(name, f"choose from {', '.join(found.cases)}, or all")
+            raise SystemExit(f"no case {name!r}: {why}")
+    return names
+
+
+def _scratch() -> Path | None:
+    """Memory where there is enough of it: a disk's own speed is then no part of a comparison."""
+    try:
+        stat = os.statvfs(MEMORY)
+    except OSError:
+        return None
+    return MEMORY if stat.f_bavail * stat.f_frsize >= MEMORY_BYTES_MIN else None
+
+
+def _shown(words: list[str]) -> list[str]:
+    """The command without this machine's paths."""
+    hidden = {"--dir": "DIR", "--into": "RUN"}
+    return [hidden.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+
+
+if __name__ == "__main__":
+    app()

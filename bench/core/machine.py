@@ -1,0 +1,110 @@
+"""What a measurement was made with: machine, commit, command, date, and how busy the machine was.
+
+Reads /proc and asks git; every value is what was found, and "unknown" where nothing was. No host
+name and no path of this machine gets into a record.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the machine was: the load of the last minute, and the share of processor time that
+    the host gave to others (steal) since boot, in ticks."""
+
+    one_minute: float
+    stolen_ticks: int
+    all_ticks: int
+
+
+def machine() -> str:
+    """One line: processor, cores, memory, kernel, Python."""
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    return (
+        f"{_processor()}, {cores} cores, {memory:.0f} GiB, Linux {platform.release()}, "
+        f"Python {platform.python_version()}"
+    )
+
+
+def _processor() -> str:
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return " ".join(line.partition(":")[2].split())
+    return platform.machine() or "unknown processor"
+
+
+def commit() -> str:
+    """The commit, with "+changes" where tracked files differ from it."""
+    head = _git("rev-parse", "--short=12", "HEAD")
+    if not head:
+        return "unknown"
+    return head + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def versions(*packages: str) -> str:
+    """Of the contenders' packages, as installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for name in packages:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"{name} not installed")
+    return ", ".join(found)
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def load() -> Load:
+    ticks = [int(word) for word in _read("/proc/stat").partition("\n")[0].split()[1:]]
+    stolen = ticks[7] if len(ticks) > 7 else 0
+    return Load(os.getloadavg()[0], stolen, sum(ticks[:8]))
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that holds `path`, as the mount table says."""
+    from sharedfs_backend.files.mounts import mount_of, parse_mountinfo
+
+    mount = mount_of(str(path.resolve()), parse_mountinfo(_read("/proc/self/mountinfo")))
+    return mount.kind if mount is not None else "unknown"
+
+
+def memory_available_bytes() -> int:
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _git(*words: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(REPOSITORY), *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

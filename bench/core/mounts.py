@@ -1,0 +1,120 @@
+"""A directory whose operations take as long as a case wants: the throttle, or plainly a directory.
+
+With the throttle, latency and bandwidth change while everything stays mounted, the page cache is
+out of the way, and operations are counted. Without it (not built, no /dev/fuse) a case still runs
+on the directory as it is, at whatever latency that has; `throttled` says so and `why` says why,
+and the case records the other conditions as not measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+KINDS = ("metadata", "open", "read", "write")
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Milliseconds added to each operation, and a cap of the bandwidth (None: none)."""
+
+    latency_ms: float = 0.0
+    bandwidth_mb_s: float | None = None
+
+
+class Mount(Protocol):
+    """`path` is where contenders work; `backing` holds the same files without any throttle."""
+
+    path: Path
+    backing: Path
+    throttled: bool
+    why: str
+
+    def apply(self, conditions: Conditions) -> None:
+        """From now on. Without a throttle only the plain conditions are possible (ValueError)."""
+
+    def counters(self) -> dict[str, int]:
+        """Operations since the mount, by kind; empty where nothing counts them."""
+
+
+class Plain:
+    """The directory as it is."""
+
+    throttled = False
+
+    def __init__(self, folder: Path, why: str) -> None:
+        self.path = self.backing = folder
+        self.why = why
+
+    def apply(self, conditions: Conditions) -> None:
+        if conditions != Conditions():
+            raise ValueError(f"nothing throttles this directory: {self.why}")
+
+    def counters(self) -> dict[str, int]:
+        return {}
+
+
+class Throttled:
+    """A FUSE pass-through over `backing`."""
+
+    throttled = True
+    why = ""
+
+    def __init__(self, throttle: Any, backing: Path, mountpoint: Path) -> None:
+        self._throttle, self.backing, self.path = throttle, backing, mountpoint
+
+    def apply(self, conditions: Conditions) -> None:
+        latency = dict.fromkeys(KINDS, conditions.latency_ms)
+        self._throttle.set(latency_ms=latency, bandwidth_mb_s=conditions.bandwidth_mb_s)
+
+    def counters(self) -> dict[str, int]:
+        found: Mapping[str, int] = self._throttle.counters()
+        return {name: int(count) for name, count in found.items()}
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, *, cache: bool = False) -> Iterator[Mount]:
+    """A mount on `folder` (made if need be), unmounted at the end."""
+    why = throttle_problem()
+    folder.mkdir(parents=True, exist_ok=True)
+    if why:
+        plain = folder / "plain"
+        plain.mkdir(exist_ok=True)
+        yield Plain(plain, why)
+        return
+    throttle_type, _ = _throttle()
+    backing, mountpoint = folder / "backing", folder / "mount"
+    backing.mkdir(exist_ok=True)
+    mountpoint.mkdir(exist_ok=True)
+    with throttle_type(backing, mountpoint, cache=cache) as throttle:
+        yield Throttled(throttle, backing, mountpoint)
+
+
+def _throttle() -> tuple[Any, Any]:
+    """The instrument's class and its error. Imported late: a report needs neither."""
+    module = importlib.import_module("bench.throttle")
+    return module.Throttle, module.ThrottleUnavailable
+
+
+@functools.cache
+def throttle_problem() -> str:
+    """Why there is no throttle here and what to do about it; "" if there is one. Tries a mount."""
+    try:
+        throttle_type, unavailable = _throttle()
+    except (ImportError, AttributeError) as error:
+        return f"no throttling file system: {error}"
+    with tempfile.TemporaryDirectory(prefix="bench-throttle-") as scratch:
+        backing, mountpoint = Path(scratch) / "backing", Path(scratch) / "mount"
+        backing.mkdir()
+        mountpoint.mkdir()
+        try:
+            with throttle_type(backing, mountpoint):
+                return ""
+        except unavailable as error:
+            return str(error)

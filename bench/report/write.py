@@ -1,0 +1,37 @@
+"""Writes a run's report: the page and its pictures, and docs/RESULTS.md where that is asked for.
+
+The only part of the report that touches files. Reads the run's Parquet files, nothing else, so a
+report can be written anywhere the results were copied to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.core.registry import registry
+from bench.core.results import load_run
+from bench.report.markdown import PICTURES, document, picture_name
+from bench.report.page import page
+from bench.report.sections import Section, sections
+
+
+def write(run: Path, docs: Path | None, command: str) -> Path:
+    """The page's path. Pictures lie beside it, and in docs/results too when `docs` is given."""
+    found = sections(load_run(run), registry().cases)
+    target = run / "report"
+    _pictures(found, target)
+    path = target / "index.html"
+    path.write_text(page("SharedFSBackend: benchmark", found), encoding="utf-8")
+    if docs is not None:
+        _pictures(found, docs / PICTURES)
+        (docs / "RESULTS.md").write_text(document(found, command), encoding="utf-8")
+    return path
+
+
+def _pictures(found: Sequence[Section], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in found:
+        for drawn in one.figures:
+            if drawn.png is not None:
+                (folder / picture_name(one.name, drawn.figure.name)).write_bytes(drawn.png)
