@@ -6,7 +6,7 @@ export TORCH_INDEX
 
 .DEFAULT_GOAL := help
 .PHONY: help preflight setup setup-dev demo test test-unit nightly sim bench bench-full bench-report \
-    bench-l2 bench-catalog     lint types clean
+    bench-l2 bench-catalog bench-tools lint types clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ bench-l2: setup-dev  ## cost of lookup, load and store beside LMCache's own file
 
 bench-catalog: setup-dev  ## memory and speed of the catalog with 10^6 chunks
 	$(VENV)/python -m bench.catalog
+
+bench-tools:  ## builds the throttling file system (apt install gcc pkg-config libfuse3-dev fuse3)
+	@$(PYTHON) bench/throttle/available.py
+	@$(MAKE) -s -C bench/throttle
 
 lint: setup-dev  ## ruff: format and rules
 	$(VENV)/ruff format --check .
