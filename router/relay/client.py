@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import socket
+import struct
 from typing import cast
 
 from router.relay.common import Common, Incoming
@@ -181,6 +183,10 @@ class Client(asyncio.Protocol):
             self._leave()
 
     def _reset(self) -> None:
+        """Closes with a RST: without lingering the kernel sends that instead of a proper end."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and not self.transport.is_closing():
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._is_deaf = True
         self._phase = Phase.LEAVING
         self.transport.abort()

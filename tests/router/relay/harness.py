@@ -248,6 +248,7 @@ class ScriptedDirector:
         self.retried = frozenset(retried)
         self.requests: list[Request] = []
         self.bodies: list[bytes] = []
+        self.pieces: list[int] = []
         self.exchanges: list[ScriptedExchange] = []
         self.heads: list[list[Header]] = []
         self.tails: list[bytes] = []
@@ -265,6 +266,7 @@ class ScriptedDirector:
     def begin(self, request: Request) -> Exchange | Reply | Awaitable[Exchange | Reply]:
         self.requests.append(request)
         self.bodies.append(b"".join(request.body))
+        self.pieces.append(len(request.body))
         if self.gate is not None:
             return self._later()
         return self._outcome()

@@ -253,6 +253,28 @@ async def test_a_counted_answer_that_stops_short_is_broken() -> None:
     assert director.transcripts == [["sent", "head 200", "first_byte", "broken"]]
 
 
+@over_sockets
+async def test_an_answer_that_only_a_close_would_end_is_broken_off_by_a_reset() -> None:
+    passed = asyncio.Event()
+
+    async def script(line: Line) -> None:
+        await line.request()
+        line.send(b"HTTP/1.1 200 OK\r\n\r\nhalf")
+        await passed.wait()
+        line.reset()
+
+    async with replica(script) as dying:
+        director = ScriptedDirector(dying.attempt())
+        async with relaying(director) as relay, calling(relay) as caller:
+            caller.send(post(b"question"))
+            await caller.head()
+            assert await caller.reader.readexactly(4) == b"half"
+            passed.set()
+            with pytest.raises(ConnectionResetError):
+                await caller.rest()
+    assert director.transcripts[0][-1] == "broken"
+
+
 @pytest.mark.parametrize("excess", [b"HTTP/1.1 200 OK\r\n\r\n", b"X", b"\r\n"])
 @over_sockets
 async def test_what_follows_an_answer_reaches_nobody(excess: bytes) -> None:
@@ -405,6 +427,39 @@ async def test_a_replica_that_does_not_let_us_in_is_given_up_after_its_time() ->
                 caller.send(post(b"question"))
                 assert (await caller.response())[1] == b"hello"
     assert director.transcripts[0][:2] == ["failed connect", "sent"]
+
+
+@over_sockets
+async def test_clients_gone_at_any_moment_of_connecting_leave_nothing() -> None:
+    async with replica() as there:
+        director = ScriptedDirector(there.attempt())
+        async with relaying(director) as relay:
+            for turns in range(60):
+                async with calling(relay) as caller:
+                    caller.send(post(b"question"))
+                    for _ in range(turns % 12):
+                        await asyncio.sleep(0)
+                    caller.writer.write_eof()
+                    with contextlib.suppress(ConnectionResetError):
+                        await caller.rest()
+            await until(lambda: relay.tasks <= 1)
+            relay._common.pool.close()
+            await until(lambda: relay.upstream_connections == 0)
+
+
+@over_sockets
+async def test_a_client_that_stops_reading_and_leaves_frees_the_replica_at_once() -> None:
+    size = 64 << 20
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + bytes(size)
+    async with replica(answering(answer)) as there:
+        director = ScriptedDirector(there.attempt())
+        async with relaying(director) as relay, calling(relay) as caller:
+            caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            caller.send(post(b"question"))
+            await until(lambda: any(client.is_paused for client in relay._common.clients))
+            caller.writer.write_eof()
+            await until(lambda: there.open == 0)
+            assert director.transcripts[0][-1] == "abandoned"
 
 
 @over_sockets

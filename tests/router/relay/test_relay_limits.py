@@ -11,6 +11,7 @@ from router.relay.limits import Limits
 from tests.router.relay.harness import (
     CHUNKED,
     GET,
+    HELLO,
     POST,
     Line,
     ScriptedDirector,
@@ -250,6 +251,29 @@ async def test_draining_finishes_streams_and_takes_no_one_new() -> None:
             assert (await busy.rest()).endswith(b"two\r\n0\r\n\r\n")
             assert await draining == 0
     assert director.transcripts[0][-1] == "ended"
+
+
+@over_sockets
+async def test_an_answer_that_comes_while_draining_says_that_it_is_the_last() -> None:
+    release = asyncio.Event()
+
+    async def script(line: Line) -> None:
+        await line.request()
+        await release.wait()
+        line.send(HELLO)
+        await line.gone()
+
+    async with replica(script) as there:
+        director = ScriptedDirector(there.attempt())
+        async with relaying(director) as relay, calling(relay) as caller:
+            caller.send(post(b"q"))
+            await until(lambda: bool(director.exchanges))
+            draining = asyncio.create_task(relay.drain(30.0))
+            await until(lambda: relay._common.is_draining)
+            release.set()
+            assert b"connection: close\r\n" in await caller.head()
+            assert await caller.rest() == b"hello"
+            assert await draining == 0
 
 
 @over_sockets

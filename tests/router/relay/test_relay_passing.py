@@ -304,6 +304,7 @@ async def test_a_body_in_one_byte_chunks_is_held_in_few_pieces() -> None:
             caller.send(head + b"1\r\nx\r\n" * 20_000 + b"0\r\n\r\n")
             await caller.response()
     assert director.bodies == [b"x" * 20_000]
+    assert director.pieces[0] < 5_000
     assert there.requests[0][1] == b"x" * 20_000
 
 
