@@ -303,13 +303,15 @@ def test_replicas_join_and_leave_through_a_list_file(tmp_path: Path) -> None:
     path = tmp_path / "replicas"
     with replicas(2) as (one, two):
         path.write_text(f"{one.url}  # the first\n")
-        with router(replica_file=str(path)) as running:
+        with router(replica_file=str(path), policy="round-robin") as running:
             running.wait_ready(1)
             path.write_text(f"# both\n{one.url}\n{two.url}\n")
             running.wait_ready(2)
+            assert {running.chat().replica for _ in range(4)} == {one.id, two.id}
             path.write_text(f"{two.url}\n")
             running.wait_ready(1)
             assert {running.chat().replica for _ in range(4)} == {two.id}
+            assert not any(one.id in series for series in counters(running))
             path.write_text("")  # half-written: not an order to send everybody away
             until(lambda: counters(running)["list_errors_total"] >= 1)
             assert running.chat().replica == two.id
