@@ -50,6 +50,9 @@ __all__ = [
     "Usage",
 ]
 
+EDGE_BLOCKS = 8
+"""What remembering an edge takes beside its blocks, in blocks (about 60 bytes each)."""
+
 
 class Fleet:
     """Replicas, their load and what they are thought to hold."""
@@ -73,7 +76,7 @@ class Fleet:
         self._rng = rng
         self._replicas: dict[str, Replica] = {}
         self._tree = Tree()
-        self._shared = Holder(self.constants.shared_blocks)
+        self._shared = Holder(self.constants.shared_blocks, EDGE_BLOCKS)
         self._common = Common()
         self._turn = 0
         self._reservations = 0

@@ -15,12 +15,14 @@ from collections.abc import Sequence
 
 
 class Holder:
-    """One bounded cache. `used` and `capacity` count blocks."""
+    """One bounded cache. `used` and `capacity` count blocks, and `entry_cost` for each edge: where
+    the capacity stands for our own memory, short prompts must not take many times their share."""
 
-    __slots__ = ("capacity", "newest", "oldest", "used")
+    __slots__ = ("capacity", "entry_cost", "newest", "oldest", "used")
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, entry_cost: int = 0) -> None:
         self.capacity = capacity
+        self.entry_cost = entry_cost
         self.used = 0
         self.oldest: Entry | None = None
         self.newest: Entry | None = None
@@ -153,6 +155,7 @@ class Tree:
                 rest = Entry(holder, lower, entry.count - at, entry.since)
                 lower.entries[holder] = rest
                 entry.count = at
+                holder.used += holder.entry_cost
                 _link_before(rest, entry)
 
     def shrink(self, holder: Holder) -> None:
@@ -200,7 +203,7 @@ class Tree:
 
     def _remove(self, entry: Entry) -> None:
         _unlink(entry)
-        entry.holder.used -= entry.count
+        entry.holder.used -= entry.count + entry.holder.entry_cost
         del entry.node.entries[entry.holder]
         node = entry.node
         while node.parent is not None and not node.entries and not node.children:
@@ -221,7 +224,7 @@ def _hold(holder: Holder, node: Node, count: int, since: float) -> None:
     entry = node.entries.get(holder)
     if entry is None:
         entry = node.entries[holder] = Entry(holder, node, count, since)
-        holder.used += count
+        holder.used += count + holder.entry_cost
     else:
         if count > entry.count:
             holder.used += count - entry.count

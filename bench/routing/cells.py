@@ -113,6 +113,7 @@ def run(cell: Cell, seed: int, path: Path | None) -> Outcome:
     constants = Constants()
     constants = replace(
         constants,
+        shared_blocks=1 << 20,  # what the tier holds is known, as from a catalog
         fixed_seconds=world.prefill.fixed_seconds * prefill,
         token_seconds=world.prefill.token_seconds * prefill,
         pair_seconds=world.prefill.pair_seconds * prefill,

@@ -278,6 +278,13 @@ def test_reports_below_prediction_shrink_the_shadow_and_the_trust() -> None:
     assert view_of(made, "a").trust < 0.4
 
 
+def test_prediction_is_what_was_remembered_however_little_it_was_trusted() -> None:
+    made = fleet("a")
+    for number in range(11):
+        served(made, long(1), 2.0 * number, cached=0)
+    assert made.view(0.0).predicted_tokens == 10 * 20 * BLOCK
+
+
 def test_lost_trust_comes_back_with_right_reports() -> None:
     made = fleet("a")
     for number in range(100):

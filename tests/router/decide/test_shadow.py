@@ -66,7 +66,8 @@ def check_sound(tree: Tree, holders: Sequence[Holder]) -> None:
                 assert node.parent is not None
                 assert node.parent.entries[holder].count == len(node.parent.blocks)
     for holder in holders:
-        assert sum(entry.count for entry in oldest_first(holder)) == holder.used
+        costs = [entry.count + holder.entry_cost for entry in oldest_first(holder)]
+        assert sum(costs) == holder.used
         assert oldest_first(holder)[-1:] == ([holder.newest] if holder.newest else [])
 
 
@@ -129,6 +130,13 @@ def test_blocks_count_from_the_time_their_holder_got_them() -> None:
     assert [path.depth_since(holder, at) for at in (4.0, 5.0, 8.0, 9.0)] == [0, 3, 3, 6]
 
 
+def test_short_prompts_count_for_what_remembering_them_takes() -> None:
+    tree, holder = Tree(), Holder(1000, entry_cost=7)
+    for number in range(1000):
+        tree.touch(tree.find(chain(number)), [holder])
+    assert tree.blocks == 300
+
+
 def test_a_holder_without_room_holds_nothing() -> None:
     tree, holder = Tree(), Holder(0)
     tree.touch(tree.find(chain(1, 2)), [holder])
@@ -136,7 +144,7 @@ def test_a_holder_without_room_holds_nothing() -> None:
 
 
 def test_under_churn_of_distinct_prefixes_the_tree_stays_within_the_capacities() -> None:
-    tree, holders = Tree(), [Holder(50), Holder(80)]
+    tree, holders = Tree(), [Holder(50), Holder(80, entry_cost=3)]
     for number in range(20_000):
         tree.touch(tree.find(chain(0, number)), [holders[number % 2]])
     assert tree.blocks <= 130
