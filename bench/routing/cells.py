@@ -67,6 +67,7 @@ class Cell:
     total_gigabytes_per_second: float = float("inf")
     is_gated: bool = True
     start: str = "right"
+    routers: int = 1
 
 
 MAIN = ("ttft", "least-pending-seconds", "weighted-3-2-2", "radix", "radix-smallest", "bound")
@@ -86,6 +87,9 @@ def cells(has_file: bool) -> Iterator[Cell]:
             yield Cell("4 GB/s in all", "file", policy, total_gigabytes_per_second=4.0)
         for start in STARTS:
             yield Cell("learning", "file", "ttft", start=start)
+        for routers in (1, 2, 4):
+            for policy in ("ttft", "least-pending-seconds"):
+                yield Cell("routers", "file", policy, routers=routers)
     for policy in MAIN:
         yield Cell("overload", "overload", policy, replicas=4)
     for trace in GENERATED:
@@ -123,7 +127,13 @@ def run(cell: Cell, seed: int, path: Path | None) -> Outcome:
         is_load_gated=cell.is_gated,
     )
     return simulate(
-        requests, world, constants, policy=cell.policy, replicas=cell.replicas, seed=seed
+        requests,
+        world,
+        constants,
+        policy=cell.policy,
+        replicas=cell.replicas,
+        seed=seed,
+        routers=cell.routers,
     )
 
 

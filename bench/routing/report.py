@@ -75,6 +75,8 @@ def case(cell: Cell) -> str:
         words.append(f"{cell.total_gigabytes_per_second:g} GB/s in all")
     if not cell.is_gated:
         words.append("always loads")
+    if cell.routers > 1:
+        words.append(f"{cell.routers} routers")
     if cell.start != "right":
         words.append(f"started {cell.start}")
     return ", ".join(words)

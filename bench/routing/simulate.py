@@ -58,15 +58,21 @@ def simulate(
     policy: str,
     replicas: int,
     seed: int,
+    routers: int = 1,
 ) -> Outcome:
-    """Requests in order of arrival, through the product's decisions."""
+    """Requests in order of arrival, through the product's decisions; of several routers each gets
+    a random share, and knows of the rest only what the replicas' metrics say."""
     tier = Tier(world)
     engines = {f"http://replica-{place}:8000": Engine(world, tier) for place in range(replicas)}
-    fleet = Fleet(constants=constants, policy=policy, rng=random.Random(seed))
-    for name in engines:
-        fleet.join(name)
+    fleets = []
+    for number in range(routers):
+        fleet = Fleet(constants=constants, policy=policy, rng=random.Random(seed + 1000 * number))
+        for name in engines:
+            fleet.join(name)
+        fleets.append(fleet)
+    shares = random.Random(seed)
     counts = dict.fromkeys(engines, 0)
-    tickets: dict[Work, Ticket] = {}
+    tickets: dict[Work, tuple[Fleet, Ticket]] = {}
     done: list[Work] = []
     works: list[Work] = []
     scrape_at = 0.0
@@ -88,7 +94,8 @@ def simulate(
         for name, engine in engines.items():
             running = engine.decodes + engine.is_busy
             waiting = len(engine.waiting) - engine.is_busy
-            fleet.observe(name, Observation(waiting, running, engine.kv_usage), now)
+            for fleet in fleets:
+                fleet.observe(name, Observation(waiting, running, engine.kv_usage), now)
 
     arrivals = iter(requests)
     arriving = next(arrivals, None)
@@ -100,13 +107,14 @@ def simulate(
             if is_fresh or now >= scrape_at:
                 scrape(now)
                 scrape_at = now + SCRAPE_SECONDS
+            fleet = fleets[shares.randrange(routers)]
             decision = fleet.choose(ask_of(request), now)
             assert isinstance(decision, Decision)
             fleet.sent(decision.ticket, now)
             name = decision.replica
             counts[name] += 1
             work = engines[name].take(request, decision.loads_shared, now)
-            tickets[work] = decision.ticket
+            tickets[work] = fleet, decision.ticket
             works.append(work)
             next_prefill(name, now)
             continue
@@ -116,7 +124,8 @@ def simulate(
             push(now + engine.start(), FIRST, name)
         elif kind == FIRST:
             work = engine.first(now)
-            fleet.first_byte(tickets[work], now)
+            fleet, ticket = tickets[work]
+            fleet.first_byte(ticket, now)
             done.append(work)
             push(now + work.request.output_tokens * world.output_token_seconds, END, name, work)
             next_prefill(name, now)
@@ -126,8 +135,9 @@ def simulate(
             usage = Usage(
                 subject.request.prompt_tokens, subject.cached_tokens, subject.request.output_tokens
             )
-            fleet.ended(tickets.pop(subject), now, usage)
-    assert fleet.reservations == 0
+            fleet, ticket = tickets.pop(subject)
+            fleet.ended(ticket, now, usage)
+    assert not any(fleet.reservations for fleet in fleets)
     counted = works[int(WARM_UP * len(works)) :]
     tokens = sum(each.request.prompt_tokens for each in counted)
     span = max(each.first_at for each in done)
@@ -137,7 +147,7 @@ def simulate(
         sum(each.shared_tokens for each in counted) / tokens,
         sum(each.busy_seconds for each in engines.values()) / span / replicas,
         max(counts.values()) / len(requests),
-        fleet.view(now),
+        fleets[0].view(now),
     )
 
 
