@@ -18,13 +18,19 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from bench.throttle.available import ThrottleUnavailable, require
 from bench.throttle.control import ANY, CLASSES, Control, Counters
 from bench.throttle.quirks import Quirks, named
 
+if TYPE_CHECKING:
+    from bench.throttle.accuracy import Measured
+
 START_SECONDS = 20.0
 STOP_SECONDS = 10.0
+BURST_MS = 1.0
+"""Enough for the next request of a reader that asks for one piece after the other."""
 CACHED_MS = 1000.0
 """With the kernel's caches on, names and attributes are believed as long as is usual for FUSE."""
 
@@ -68,7 +74,7 @@ class Throttle:
         latency_ms: float | Mapping[str, float] = 0.0,
         bandwidth_mb_s: float | None = None,
         jitter_ms: float = 0.0,
-        burst_mb: float = 0.0,
+        burst_ms: float = BURST_MS,
         quirks: Quirks | str | None = None,
         seed: int = 1,
     ) -> None:
@@ -78,11 +84,11 @@ class Throttle:
         `CLASSES`. It is added to what the operation itself takes in the backing directory, save
         what passes meanwhile. A close costs nothing unless named. `jitter_ms`: each latency is
         uniform within +-. `bandwidth_mb_s` (10^6 bytes) is the limit of reads and, apart, of
-        writes; `burst_mb` is what passes at once after a pause. `quirks`: a value, or the name of a
-        file system in tests/quirks.toml.
+        writes; what it passes in `burst_ms` passes at once after a pause. `quirks`: a value, or
+        the name of a file system in tests/quirks.toml.
         """
         self.control.change(
-            self._settings(latency_ms, bandwidth_mb_s, jitter_ms, burst_mb, quirks, seed)
+            self._settings(latency_ms, bandwidth_mb_s, jitter_ms, burst_ms, quirks, seed)
         )
 
     def counters(self) -> Counters:
@@ -100,6 +106,12 @@ class Throttle:
     def clear(self) -> None:
         """No faults from now on; what hangs goes on."""
         self.control.clear()
+
+    def accuracy(self) -> list[Measured]:
+        """Asked against got, measured now on this mount; its settings are put back."""
+        from bench.throttle.accuracy import measure  # which needs this module
+
+        return measure(self)
 
     def close(self) -> None:
         """Unmount and end the process; calls that hang go on first."""
@@ -133,7 +145,7 @@ class Throttle:
         latency_ms: float | Mapping[str, float] = 0.0,
         bandwidth_mb_s: float | None = None,
         jitter_ms: float = 0.0,
-        burst_mb: float = 0.0,
+        burst_ms: float = BURST_MS,
         quirks: Quirks | str | None = None,
         seed: int = 1,
     ) -> dict[str, int]:
@@ -145,7 +157,7 @@ class Throttle:
             "jitter_us": round(jitter_ms * 1e3),
             "read_bytes_per_second": bytes_per_second,
             "write_bytes_per_second": bytes_per_second,
-            "burst_bytes": round(burst_mb * 1e6),
+            "burst_us": round(burst_ms * 1e3),
             "direct_io": int(not self.cache),
             "keep_cache": int(self.cache),
             "seed": seed,

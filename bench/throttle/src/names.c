@@ -67,8 +67,7 @@ static void do_getattr(fuse_req_t req, fuse_ino_t number, struct fuse_file_info 
 }
 
 static int set_size(struct node *node, struct fuse_file_info *info, off_t size) {
-    if (info && stage_resize(node, size))
-        return 0;
+    stage_resize(node, size); /* of what is not visible yet, beside what is */
     if (info)
         return ftruncate(((struct handle *)(uintptr_t)info->fh)->fd, size) ? errno : 0;
     struct place place = place_of(node);

@@ -52,15 +52,14 @@ struct link {
 static struct link links[CLASSES] = {[0 ... CLASSES - 1] = {PTHREAD_MUTEX_INITIALIZER, 0}};
 
 /* When `units` have passed a link of `per_second` that was asked at `from_ns`. */
-static int64_t pass(struct link *link, int64_t from_ns, int64_t units, int64_t per_second,
-                    int64_t burst) {
+static int64_t pass(struct link *link, int64_t from_ns, int64_t units, int64_t per_second) {
     if (per_second <= 0)
         return from_ns;
     pthread_mutex_lock(&link->lock);
     if (link->free_ns < from_ns)
         link->free_ns = from_ns;
     link->free_ns += (int64_t)((double)units / (double)per_second * 1e9);
-    int64_t done = link->free_ns - (int64_t)((double)burst / (double)per_second * 1e9);
+    int64_t done = link->free_ns - settings.burst_us * 1000;
     pthread_mutex_unlock(&link->lock);
     return done > from_ns ? done : from_ns;
 }
@@ -102,7 +101,7 @@ struct turn turn_begin(fuse_req_t req, enum operation operation) {
     turn.due_ns = arrived + turn.latency_ns;
     if (class == METADATA || class == OPEN)
         turn.due_ns = turn.latency_ns +
-                      pass(&links[METADATA], arrived, 1, settings.metadata_per_second, 0);
+                      pass(&links[METADATA], arrived, 1, settings.metadata_per_second);
     return turn;
 }
 
@@ -113,7 +112,7 @@ void turn_pay(struct turn *turn, size_t bytes) {
     if (rate > 0)
         turn->due_ns = turn->latency_ns + pass(&links[turn->class],
                                                turn->due_ns - turn->latency_ns, (int64_t)bytes,
-                                               rate, settings.burst_bytes);
+                                               rate);
 }
 
 /* ---- buffers: as many as are in flight, the warmest first ----------------------------------------- */

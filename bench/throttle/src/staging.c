@@ -109,18 +109,15 @@ int stage_publish(struct handle *handle, bool discard) {
     return error;
 }
 
-bool stage_resize(struct node *node, off_t size) {
-    bool staged = false;
+void stage_resize(struct node *node, off_t size) {
     pthread_mutex_lock(&node->lock);
     struct stage *stage = node->stage;
-    if (stage) {
-        staged = ftruncate(stage->fd, size) == 0;
+    if (stage && ftruncate(stage->fd, size) == 0) {
         stage->size = size;
         stage->to = stage->to > size ? size : stage->to;
         stage->from = stage->from > size ? size : stage->from;
     }
     pthread_mutex_unlock(&node->lock);
-    return staged;
 }
 
 void stage_size(const struct node *node, struct stat *found) {

@@ -32,7 +32,7 @@
     X(seed, 1)                   /* of every random choice */                                   \
     X(read_bytes_per_second, 0)  /* 0: no limit */                                              \
     X(write_bytes_per_second, 0)                                                                \
-    X(burst_bytes, 0)            /* what may pass at once after a pause */                      \
+    X(burst_us, 1000)            /* what a limit owes for so long passes at once */             \
     X(metadata_per_second, 0)    /* metadata operations and opens; 0: no limit */               \
     X(direct_io, 1)              /* the kernel's page cache is not used */                      \
     X(keep_cache, 0)             /* where it is used: kept from one open to the next */         \
@@ -211,7 +211,7 @@ int stage_write(struct handle *handle, const char *data, size_t bytes, off_t off
 ssize_t stage_read(struct node *node, char *into, size_t bytes, off_t offset);
 /* Moves what is staged into the backing file. 0 or an errno; the stage is gone either way. */
 int stage_publish(struct handle *handle, bool discard);
-bool stage_resize(struct node *node, off_t size);
+void stage_resize(struct node *node, off_t size);
 /* With the node's lock held: the size that this mount sees. */
 void stage_size(const struct node *node, struct stat *found);
 void stage_free(struct stage *stage);
