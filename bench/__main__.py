@@ -13,6 +13,7 @@ interrupted.
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import subprocess
@@ -35,6 +36,9 @@ from bench.report.write import write
 RESULTS = REPOSITORY / ".bench"
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES_MIN = 6 << 30
+
+os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")  # before LMCache is imported: progress is ours
+logging.getLogger("sharedfs_backend").setLevel(logging.ERROR)
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=(__doc__ or "").split("\n")[0])
 out = Console(soft_wrap=True)

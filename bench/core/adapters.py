@@ -197,6 +197,19 @@ class Driver:
         """Our own `Store` behind the adapter; AttributeError for the others."""
         return self.adapter._store
 
+    def close_files(self) -> None:
+        """Close packs that are kept open, so that the next load opens them as a first one does.
+
+        The other contenders keep nothing open."""
+        if self.name == OURS:
+            fds = self.store_object.parts.fds
+            for name in list(fds._entries):
+                fds.forget(name)
+
+    def counts(self) -> dict[str, float]:
+        """Our own counters (opens, reads, depth, ...); nothing for the others."""
+        return dict(self.store_object.stats()) if self.name == OURS else {}
+
     def store(self, keys: Sequence[Any], objects: Sequence[Any]) -> Timed:
         """Until the adapter says the batch is stored (for ours: committed)."""
 

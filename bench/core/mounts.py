@@ -9,15 +9,14 @@ and the case records the other conditions as not measured.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-
-KINDS = ("metadata", "open", "read", "write")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,8 @@ class Mount(Protocol):
     backing: Path
     throttled: bool
     why: str
+    daemon_pid: int | None
+    """Of the process that serves the mount."""
 
     def apply(self, conditions: Conditions) -> None:
         """From now on. Without a throttle only the plain conditions are possible (ValueError)."""
@@ -47,6 +48,7 @@ class Plain:
     """The directory as it is."""
 
     throttled = False
+    daemon_pid: int | None = None
 
     def __init__(self, folder: Path, why: str) -> None:
         self.path = self.backing = folder
@@ -68,14 +70,15 @@ class Throttled:
 
     def __init__(self, throttle: Any, backing: Path, mountpoint: Path) -> None:
         self._throttle, self.backing, self.path = throttle, backing, mountpoint
+        self.daemon_pid: int | None = getattr(throttle, "pid", None)
 
     def apply(self, conditions: Conditions) -> None:
-        latency = dict.fromkeys(KINDS, conditions.latency_ms)
-        self._throttle.set(latency_ms=latency, bandwidth_mb_s=conditions.bandwidth_mb_s)
+        self._throttle.set(
+            latency_ms=conditions.latency_ms, bandwidth_mb_s=conditions.bandwidth_mb_s
+        )
 
     def counters(self) -> dict[str, int]:
-        found: Mapping[str, int] = self._throttle.counters()
-        return {name: int(count) for name, count in found.items()}
+        return dataclasses.asdict(self._throttle.counters())
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ that waits (a lock, a queue, a poll) counts as waiting; the rest is work, whethe
 C code called from that line does it. Beside it stands processor time from /proc, split into user
 and system, so that copying in the kernel and a mount's daemon can be told from our own code.
 
-The sampler itself costs a few per cent: a profile is taken in rounds of its own, never in measured
+The sampler itself costs a share of the time: a profile is taken in rounds of its own, never in measured
 ones.
 """
 
@@ -24,7 +24,8 @@ from types import CodeType, TracebackType
 EVERY_SECONDS = 0.002
 LINES_MAX = 14
 _WAITING = frozenset(
-    {"wait", "acquire", "get", "poll", "select", "_wait_for_tstate_lock", "_wait_eventfd", "join"}
+    {"wait", "acquire", "get", "poll", "select", "_wait_for_tstate_lock", "join"}
+    | {"_timed", "_loop"}  # our driver and the adapter's dispatcher, in their polls
 )
 _TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -24,7 +24,7 @@ MARKERS = {"ours": "o", "fs_native": "s", "fs": "^", "fio": "D"}
 _OTHERS = ("#5f0f40", "#0f4c5c", "#fb8b24", "#386641", "#6d597a", "#bc4749")
 DPI = 110
 
-Curves = Mapping[str, Mapping[Parameter, Sequence[float]]]
+Curves = Mapping[str, Mapping[Any, Sequence[float]]]
 """Name -> x -> repeats."""
 
 
