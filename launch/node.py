@@ -1,0 +1,290 @@
+"""A node's part of a fleet: one LMCache server, R engines, an announcer beside each.
+
+    python -m launch.node      settings from the environment (see `site`)
+
+Runs until its standard input ends, SIGTERM or SIGINT; then it withdraws the replicas, stops the
+engines, then the server, and leaves no process, shared memory or scratch file. Standard input,
+because Slurm sends signals to a step's every process, engines included, in no order; the end of
+input reaches this process alone. What ends by itself is started again (`restarts`); a server takes
+its engines with it. Every start takes fresh ports unless the site fixes them: nodes may share one
+address. Exit status: 0 told to end, 1 nothing here can be kept running, 2 a setting is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from bench.demo.fleet import free_ports
+from launch import commands, facts
+from launch.commands import HOSTS_FILE_VARIABLE, Command, ServerPorts
+from launch.parts import Part, stop_parts
+from launch.plan import NodePlan, ReplicaPlan, fixed_ports, plan_node
+from launch.restarts import SERVER_PAUSE_SECONDS, Restarts
+from launch.site import Site, SiteError
+
+log = logging.getLogger("launch.node")
+
+TICK_SECONDS = 1.0
+HEALTH_SECONDS = 5.0
+NOTE_EVERY_TICKS = 5
+
+
+class Running(Protocol):
+    """What `Node` needs of a part; `Part` is one."""
+
+    @property
+    def exit_code(self) -> int | None: ...
+    @property
+    def log(self) -> Path: ...
+    def note_segments(self) -> None: ...
+
+
+class Effects(Protocol):
+    """What `Node` does to the world."""
+
+    def start(self, name: str, command: Command) -> Running: ...
+    def stop(self, parts: Sequence[Running]) -> None: ...
+    def ports(self, count: int) -> Sequence[int]: ...
+    def is_healthy(self, url: str) -> bool: ...
+    def now(self) -> float: ...
+
+
+@dataclass(slots=True)
+class _Replica:
+    plan: ReplicaPlan
+    restarts: Restarts
+    number: int
+    engine: Running | None = None
+    announcer: Running | None = None
+    port: int = 0
+    start_at: float | None = 0.0
+    """None: given up."""
+
+    @property
+    def parts(self) -> list[Running]:
+        """Announcer first: a replica is withdrawn before it goes."""
+        return [part for part in (self.announcer, self.engine) if part is not None]
+
+
+class Node:
+    """Starts, watches and stops what a plan says. One thread."""
+
+    def __init__(
+        self, site: Site, plan: NodePlan, effects: Effects, *, hosts_file: str = ""
+    ) -> None:
+        self._site, self._plan, self._effects = site, plan, effects
+        self._hosts_file = hosts_file
+        self._server: Running | None = None
+        self._server_ready = False
+        self._server_ports = ServerPorts(0, 0)
+        self._server_at: float | None = 0.0
+        self._server_restarts = Restarts(site.restarts_max, SERVER_PAUSE_SECONDS)
+        self._replicas = [
+            _Replica(replica, Restarts(site.restarts_max), number)
+            for number, replica in enumerate(plan.replicas)
+        ]
+        self._ticks = 0
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Nothing runs here and nothing will be started again."""
+        return self._server_at is None or all(r.start_at is None for r in self._replicas)
+
+    def tick(self) -> None:
+        """Starts what is due, looks after what ended. Call it every TICK_SECONDS."""
+        self._ticks += 1
+        now = self._effects.now()
+        self._tend_server(now)
+        if self._server_ready:
+            for replica in self._replicas:
+                self._tend(replica, now)
+        if self._ticks % NOTE_EVERY_TICKS == 0:
+            for part in self._all_parts():
+                part.note_segments()
+
+    def stop(self) -> None:
+        """Announcers, engines, then the server."""
+        replicas, server = self._replicas, self._server
+        self._effects.stop([r.announcer for r in replicas if r.announcer])
+        self._effects.stop([r.engine for r in replicas if r.engine])
+        self._effects.stop([server] if server else [])
+
+    def _all_parts(self) -> list[Running]:
+        servers = [self._server] if self._server else []
+        return servers + [part for replica in self._replicas for part in replica.parts]
+
+    def _tend_server(self, now: float) -> None:
+        if self._server is None:
+            if self._server_at is not None and now >= self._server_at:
+                mp, http = self._ports(range(2))
+                self._server_ports = ServerPorts(mp, http)
+                command = commands.server(
+                    self._site, self._server_ports, hosts_file=self._hosts_file
+                )
+                self._server = self._effects.start("lmcache", command)
+            return
+        if self._server.exit_code is not None:
+            self._server_ended(self._server, now)
+        elif not self._server_ready:
+            url = f"http://{commands.LOOPBACK}:{self._server_ports.http}/healthcheck"
+            self._server_ready = self._effects.is_healthy(url)
+            if self._server_ready:
+                log.info("LMCache server ready")
+
+    def _server_ended(self, server: Running, now: float) -> None:
+        log.error("the LMCache server ended (%s); see %s", server.exit_code, server.log)
+        for replica in self._replicas:
+            self._stop_replica(replica)
+        self._effects.stop([server])
+        self._server, self._server_ready = None, False
+        self._server_at = self._server_restarts.after_end(now)
+        self._say_next("the LMCache server", self._server_at, now)
+
+    def _tend(self, replica: _Replica, now: float) -> None:
+        if replica.start_at is None:
+            return
+        if replica.engine is None:
+            if now >= replica.start_at:
+                self._start(replica)
+            return
+        for what, part in (("engine", replica.engine), ("announcer", replica.announcer)):
+            if part is not None and part.exit_code is not None:
+                log.error(
+                    "%s: its %s ended (%s); see %s",
+                    replica.plan.name, what, part.exit_code, part.log,
+                )  # fmt: skip
+                self._stop_replica(replica)
+                replica.start_at = replica.restarts.after_end(now)
+                self._say_next(replica.plan.name, replica.start_at, now)
+                return
+
+    def _start(self, replica: _Replica) -> None:
+        (replica.port,) = self._ports([2 + replica.number])
+        arguments = (self._site, self._plan, replica.plan, self._server_ports, replica.port)
+        name = replica.plan.name.rpartition("-")[2]
+        replica.engine = self._effects.start(f"engine-{name}", commands.engine(*arguments))
+        replica.announcer = self._effects.start(f"announce-{name}", commands.announcer(*arguments))
+        log.info(
+            "%s: starting at http://%s:%d", replica.plan.name, self._plan.address, replica.port
+        )
+
+    def _stop_replica(self, replica: _Replica) -> None:
+        self._effects.stop([replica.announcer] if replica.announcer else [])
+        self._effects.stop([replica.engine] if replica.engine else [])
+        replica.engine = replica.announcer = None
+
+    def _ports(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Ports of these places in the node's row of fixed ones, or free ones."""
+        if not self._site.port_first:
+            return self._effects.ports(len(numbers))
+        row = fixed_ports(self._site.port_first, len(self._replicas))
+        return [row[number] for number in numbers]
+
+    @staticmethod
+    def _say_next(what: str, at: float | None, now: float) -> None:
+        if at is None:
+            log.error("%s ended too often: not started again", what)
+        else:
+            log.info("%s: started again in %.0f s", what, at - now)
+
+
+class Machine:
+    """`Effects` on this machine."""
+
+    def __init__(self, site: Site, name: str, scratch: Path) -> None:
+        self._site, self._name, self._scratch = site, name, scratch
+        self._key = Path(site.api_key_file).read_text().strip() if site.api_key_file else ""
+
+    def start(self, name: str, command: Command) -> Part:
+        if self._key and name.startswith(("engine", "announce")):
+            command = replace(
+                command, environment={**command.environment, "VLLM_API_KEY": self._key}
+            )
+        path = Path(self._site.logs) / f"{self._name}-{name}.log"
+        return Part(command, path, self._scratch)
+
+    def stop(self, parts: Sequence[Running]) -> None:
+        ours = [part for part in parts if isinstance(part, Part)]
+        stop_parts(ours, self._site.stop_seconds / 2)
+
+    def ports(self, count: int) -> Sequence[int]:
+        return free_ports(count)
+
+    def is_healthy(self, url: str) -> bool:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(url, timeout=HEALTH_SECONDS) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def now(self) -> float:
+        return time.monotonic()
+
+
+def stop_event() -> threading.Event:
+    """Set at the end of standard input, SIGTERM or SIGINT."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+
+    def read() -> None:
+        while os.read(0, 4096):
+            pass
+        stop.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    return stop
+
+
+def run(node: Node, stop: Callable[[float], bool]) -> int:
+    """Until `stop`, or until nothing can be kept running. Returns the exit status."""
+    try:
+        while not node.is_hopeless:
+            node.tick()
+            if stop(TICK_SECONDS):
+                return 0
+        return 1
+    finally:
+        node.stop()
+
+
+def main() -> int:
+    """The command."""
+    stop = stop_event()
+    name = os.environ.get("SLURMD_NODENAME", "node")
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", stream=sys.stderr
+    )
+    try:
+        site = Site.from_environment(os.environ)
+        plan = plan_node(site, facts.gather(site, os.environ))
+    except SiteError as error:
+        print(f"launch.node: {error}", file=sys.stderr)
+        return 2
+    hosts_file = os.environ.get(HOSTS_FILE_VARIABLE, "")
+    # Short, because engines put sockets into it and their paths are limited to 107 bytes.
+    scratch = Path(tempfile.mkdtemp(prefix="sfs-", dir=site.scratch))
+    log.info("%s", json.dumps([r.name for r in plan.replicas]))
+    try:
+        node = Node(site, plan, Machine(site, plan.name, scratch), hosts_file=hosts_file)
+        return run(node, stop.wait)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
