@@ -1,17 +1,20 @@
 """Opening a namespace at start-up: on a worker, so that a hung mount costs patience only.
 
 The first process on a mount probes what it can do and writes the profile into the namespace;
-later ones compare, warn about what differs, and work with what both can do. A mount that cannot
+later ones compare, warn about what differs, and work with what both can do. On Lustre it also sets
+the layout of packs. A mount that cannot
 be written to is not probed: such a process only loads.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sharedfs_backend.exceptions import NamespaceError
 from sharedfs_backend.files import (
+    LUSTRE,
     FailureKind,
     FileFailure,
     Files,
@@ -20,7 +23,9 @@ from sharedfs_backend.files import (
     effective,
     mount_warnings,
     probe,
+    striping,
 )
+from sharedfs_backend.layout import PACKS, pack_shard_dirs
 from sharedfs_backend.namespace import (
     Namespace,
     change_settings,
@@ -92,8 +97,20 @@ def _fit_to_mount(
     mount = probe(root, name=named)
     if found.record.profile is None and named is None:
         writer = runtime.random_bytes(8).hex()
+        if mount.name == LUSTRE.name and (problem := stripe_packs(root)):
+            log.warning("%s: %s", root, problem)
         change_settings(files, found.seal, writer, profile=mount.to_dict())
         return replace(found, profile=mount)
     for difference in differences(found.profile, mount):
         log.warning("%s: %s", root, difference)
     return replace(found, profile=effective(found.profile, mount))
+
+
+def stripe_packs(root: str, layout: Sequence[str] | None = None) -> str:
+    """Set how Lustre lays out new packs: as `layout` says, in options of `lfs setstripe`, or as
+    suits packs. Empty, or what went wrong, in a sentence. A pack's own directory counts, not
+    the one above it: all are given it."""
+    directories = [f"{root}/{name}" for name in (PACKS, *pack_shard_dirs())]
+    if layout is None:
+        return striping.stripe(directories)
+    return striping.stripe(directories, [layout])

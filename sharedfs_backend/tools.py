@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -27,6 +27,7 @@ from sharedfs_backend.layout import (
     pack_shard_dirs,
 )
 from sharedfs_backend.namespace import change_settings
+from sharedfs_backend.opening import stripe_packs
 from sharedfs_backend.orphans import Phase
 from sharedfs_backend.packcheck import commit_of, read_header
 from sharedfs_backend.parts import Parts
@@ -94,9 +95,16 @@ def opened(settings: Settings, *, create: bool = False) -> Iterator[Parts]:
         store.close()
 
 
-def init(settings: Settings, *, cap_bytes: int | None = None) -> Listing:
-    """Create the namespace if it is not there, and set its cap if one is given."""
+def init(
+    settings: Settings, *, cap_bytes: int | None = None, layout: Sequence[str] | None = None
+) -> Listing:
+    """Create the namespace if it is not there, and set its cap if one is given.
+
+    `layout`: options of `lfs setstripe` for new packs on Lustre (NamespaceError where refused).
+    """
     with opened(settings, create=True) as parts:
+        if layout is not None and (problem := stripe_packs(settings.root, layout)):
+            raise NamespaceError(f"{settings.root}: {problem}")
         if cap_bytes is not None:
             writer = parts.runtime.random_bytes(8).hex()
             change_settings(parts.watched, parts.seal, writer, cap_bytes=cap_bytes)

@@ -15,8 +15,8 @@ from typing import Annotated
 import typer
 
 from sharedfs_backend import tools
-from sharedfs_backend.cli import fitting
-from sharedfs_backend.cli.options import require_directory, settings_for
+from sharedfs_backend.cli import fitting, staging
+from sharedfs_backend.cli.options import require_directory, settings_for, stripe_layout
 from sharedfs_backend.cli.output import Output, Status
 from sharedfs_backend.cli.sizes import parse_size, show_size
 from sharedfs_backend.exceptions import SharedFSError
@@ -66,6 +66,13 @@ def init(
     cap: Annotated[
         str | None, typer.Option(help="Most it may hold, e.g. 800GiB.", metavar="SIZE")
     ] = None,
+    stripe: Annotated[
+        str | None,
+        typer.Option(
+            help="On Lustre, options of `lfs setstripe` for packs; none: the file system's own.",
+            metavar="OPTIONS",
+        ),
+    ] = None,
     secret_file: SecretFile = None,
     profile: ProfileName = None,
     config: Config = None,
@@ -78,7 +85,8 @@ def init(
         settings = _settings(root, secret_file, profile, config, assign)
         cap_bytes = None if cap is None else parse_size("--cap", cap)
         dataclasses.replace(settings, cap_bytes=cap_bytes)  # checks its bounds
-        _show_listing(output, tools.init(settings, cap_bytes=cap_bytes))
+        layout = None if stripe is None else stripe_layout(stripe)
+        _show_listing(output, tools.init(settings, cap_bytes=cap_bytes, layout=layout))
         return Status.OK
 
     _run(as_json, act)
@@ -237,6 +245,45 @@ def _show_collected(output: Output, done: tools.Collected) -> None:
             ("journals retired", f"{done.journals_retired:,}"),
         ],
     )
+
+
+@app.command()
+def stage(
+    source: Annotated[str, typer.Option("--from", help="Namespace to copy from.", metavar="ROOT")],
+    target: Annotated[
+        str, typer.Option("--to", help="Namespace to copy to; made if need be.", metavar="ROOT")
+    ],
+    at_most: Annotated[
+        str | None, typer.Option("--bytes", help="Most to have there, e.g. 2TB.", metavar="SIZE")
+    ] = None,
+    deadline: Annotated[
+        float | None,
+        typer.Option(help="Be done after so many seconds, whatever is left.", metavar="SECONDS"),
+    ] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Deal the work to the nodes of the Ray cluster here.")
+    ] = False,
+    secret_file: SecretFile = None,
+    config: Config = None,
+    assign: Assign = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy the most valuable packs of one namespace to another, those last dropped first.
+
+    Safe to stop and to repeat: what is there is left out. Options hold for both namespaces; each
+    has its own cap and profile. Exit status 1 if something chosen could not be copied; a deadline
+    that ended it is no failure.
+    """
+
+    def act(output: Output) -> Status:
+        both = [
+            settings_for(root, secret_file=secret_file, config=config, assignments=assign or ())
+            for root in (source, target)
+        ]
+        bytes_max = None if at_most is None else parse_size("--bytes", at_most)
+        return staging.stage_and_show(both[0], both[1], bytes_max, deadline, ray, output)
+
+    _run(as_json, act)
 
 
 @app.command()

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from sharedfs_backend.exceptions import ConfigError, NamespaceMissing
+from sharedfs_backend.files import striping
 from sharedfs_backend.settings import Settings
 
 CONFIG_BYTES_MAX = 1 << 20
@@ -51,6 +53,22 @@ def require_directory(settings: Settings) -> None:
     raise NamespaceMissing(
         f"{root}: {what}; check the path, and that the shared file system is mounted here"
     )
+
+
+def stripe_layout(text: str) -> tuple[str, ...]:
+    """Options of `lfs setstripe` as words; "none" for taking a directory's layout away."""
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigError(f"--stripe {text}: {error}") from None
+    if words == ("none",):
+        return striping.NONE
+    if not words or not words[0].startswith("-"):
+        raise ConfigError(
+            f"--stripe {text!r}: give options of `lfs setstripe`, for example "
+            f'--stripe "{" ".join(striping.PROGRESSIVE)} -p flash", or none'
+        )
+    return words
 
 
 def _value(text: str) -> object:

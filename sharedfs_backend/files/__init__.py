@@ -5,6 +5,7 @@
     local.py      the protocol on a mounted directory (plain.py, writeback.py: its system calls)
     profile.py    what a file system can do, as a value; probe.py finds out by trying
     mounts.py     which file system a mount is, and what its options cost
+    striping.py   Lustre's layout of the files in a directory, set once
     counting.py   operations counted, for the budgets
     health.py     the breaker, as pure state; watched.py puts it around any `Files`
 
@@ -25,7 +26,7 @@ from sharedfs_backend.files.failure import FailureKind, FileFailure
 from sharedfs_backend.files.health import Health, HealthPolicy, State
 from sharedfs_backend.files.local import LocalFiles
 from sharedfs_backend.files.probe import differences, effective, mount_warnings, probe
-from sharedfs_backend.files.profile import NAMED, CachedReads, FlushMethod, Profile
+from sharedfs_backend.files.profile import LUSTRE, NAMED, CachedReads, FlushMethod, Profile
 from sharedfs_backend.files.watched import WatchedFiles
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Handle",
     "Health",
     "HealthPolicy",
+    "LUSTRE",
     "LocalFiles",
     "NAMED",
     "Operation",
