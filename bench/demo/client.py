@@ -36,6 +36,8 @@ class Completion:
     total_seconds: float
     replica: str = ""
     reason: str = ""
+    times: tuple[float, ...] = ()
+    """Seconds after sending at which each event with tokens came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ def complete(
 def _read_stream(response: http.client.HTTPResponse, begin: float) -> Completion:
     tokens: list[int] = []
     logprobs: list[float] = []
-    first: float | None = None
+    times: list[float] = []
     is_whole = False
     for raw in _lines(response, tokens):
         line = raw.strip()
@@ -157,15 +159,16 @@ def _read_stream(response: http.client.HTTPResponse, begin: float) -> Completion
             raise RequestFailed(f"completion: {event['error']}")
         for choice in event.get("choices", []):
             new = choice.get("token_ids") or []
-            if new and first is None:
-                first = time.perf_counter()
+            if new:
+                times.append(time.perf_counter() - begin)
             tokens.extend(new)
             logprobs.extend((choice.get("logprobs") or {}).get("token_logprobs") or [])
-    if first is None:
+    if not times:
         raise RequestFailed("completion: the stream ended without a token")
     if not is_whole:
         raise RequestFailed("completion: the stream ended too early", had_begun=True)
-    return Completion(tuple(tokens), tuple(logprobs), first - begin, time.perf_counter() - begin)
+    total = time.perf_counter() - begin
+    return Completion(tuple(tokens), tuple(logprobs), times[0], total, times=tuple(times))
 
 
 def _lines(response: http.client.HTTPResponse, tokens: Sequence[int]) -> Iterator[bytes]:
