@@ -140,6 +140,11 @@ def _nfs_warnings(options: Mapping[str, str]) -> list[str]:
             f"reads are cut into requests of {options['rsize']} bytes: mount with "
             f"rsize={RSIZE_BYTES_MIN},wsize={RSIZE_BYTES_MIN}"
         )
+    if options.get("proto", "tcp").startswith("tcp") and _seconds(options.get("nconnect")) < 2:
+        found.append(
+            "all requests of this machine go through one connection, which parallel reads fill: "
+            "mount with nconnect=8 (Linux 5.3 or newer)"
+        )
     return found
 
 

@@ -17,7 +17,7 @@ TEXT = r"""
 22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw,errors=remount-ro
 25 22 0:23 / /dev/shm rw,nosuid,nodev shared:4 - tmpfs tmpfs rw,inode64
 94 22 0:51 / /scratch rw,relatime shared:50 - lustre 10.149.0.1@o2ib:10.149.0.2@o2ib:/scratch rw,flock,user_xattr,lazystatfs
-95 22 0:52 / /home rw,nosuid,relatime shared:51 - nfs4 filer.example:/export/home rw,vers=4.2,rsize=1048576,wsize=1048576,namlen=255,hard,proto=tcp,timeo=600,retrans=2,sec=krb5p,clientaddr=10.0.0.7,lookupcache=pos,local_lock=none,addr=10.0.0.1
+95 22 0:52 / /home rw,nosuid,relatime shared:51 - nfs4 filer.example:/export/home rw,vers=4.2,rsize=1048576,wsize=1048576,namlen=255,hard,proto=tcp,nconnect=8,timeo=600,retrans=2,sec=krb5p,clientaddr=10.0.0.7,lookupcache=pos,local_lock=none,addr=10.0.0.1
 96 95 0:53 / /home/shared\040data rw,relatime - nfs filer:/kv rw,vers=3,rsize=65536,wsize=65536,namlen=255,acregmin=0,acregmax=0,acdirmin=0,acdirmax=0,soft,noac,proto=tcp,timeo=600,retrans=2,sec=sys,mountaddr=10.0.0.1,local_lock=none,addr=10.0.0.1
 97 22 0:54 / /kv rw,sync,relatime - nfs filer:/fast rw,vers=3,rsize=1048576,wsize=1048576,acregmax=3600,acdirmax=3600,nocto,hard,nconnect=8,proto=tcp
 98 22 0:55 / /gl ro,relatime - fuse.glusterfs localhost:/vol rw,user_id=0,group_id=0,allow_other,max_read=131072
@@ -88,7 +88,13 @@ def test_a_well_mounted_file_system_is_not_warned_about(path: str) -> None:
     [
         (
             "/home/shared data",
-            ["lookupcache=pos", "leave that option out", "with hard", "rsize=1048576"],
+            [
+                "lookupcache=pos",
+                "leave that option out",
+                "with hard",
+                "rsize=1048576",
+                "nconnect=8",
+            ],
         ),
         ("/kv", ["lookupcache=pos", "leave nocto out", "acdirmax=60", "leave sync out"]),
         ("/gl", ["mount it rw"]),
@@ -104,4 +110,13 @@ def test_each_costly_option_is_warned_about_with_its_remedy(path: str, remedies:
 
 def test_an_attribute_timeout_of_zero_counts_as_noac() -> None:
     options = {"lookupcache": "none", "acregmax": "0", "acdirmax": "0"}
-    assert len(warnings_of(Mount("/n", "nfs4", "f:/n", options))) == 1
+    assert len(warnings_of(Mount("/n", "nfs4", "f:/n", options | {"nconnect": "4"}))) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [({}, 1), ({"nconnect": "1"}, 1), ({"nconnect": "8"}, 0), ({"proto": "rdma"}, 0)],
+)
+def test_one_tcp_connection_is_advised_against(options: dict[str, str], count: int) -> None:
+    mount = Mount("/n", "nfs4", "f:/n", {"lookupcache": "pos"} | options)
+    assert len([text for text in warnings_of(mount) if "nconnect" in text]) == count
