@@ -9,7 +9,7 @@ younger than the drop delay and nothing locked is touched. Ages are this observe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sharedfs_backend.layout import PackName
@@ -63,6 +63,20 @@ def plan(
         for candidate in candidates
         if not candidate.locked and now - candidate.first_seen >= drop_delay_seconds
     ]
+    victims: list[Candidate] = []
+    freed_bytes = 0
+    for candidate in by_value(pool, now, recency_step_seconds):
+        if freed_bytes >= bytes_to_free:
+            break
+        victims.append(candidate)
+        freed_bytes += candidate.total_bytes
+    return victims
+
+
+def by_value(
+    pool: Sequence[Candidate], now: float, recency_step_seconds: float
+) -> list[Candidate]:
+    """All of them, the least valuable first."""
     depth = depths({candidate.pack_id: candidate.parent_id for candidate in pool})
 
     def value(candidate: Candidate) -> tuple[bool, int, int, int, int, PackName]:
@@ -78,11 +92,4 @@ def plan(
             candidate.name,
         )
 
-    victims: list[Candidate] = []
-    freed_bytes = 0
-    for candidate in sorted(pool, key=value):
-        if freed_bytes >= bytes_to_free:
-            break
-        victims.append(candidate)
-        freed_bytes += candidate.total_bytes
-    return victims
+    return sorted(pool, key=value)

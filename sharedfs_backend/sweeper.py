@@ -125,6 +125,17 @@ class Sweeper:
 
     def victims(self, bytes_to_free: int, now: float) -> list[PackName]:
         """Names to drop, least valuable first."""
+        chosen = plan(
+            self.candidates(),
+            bytes_to_free,
+            now,
+            self._drop_delay_seconds,
+            self._lease_seconds / 4,
+        )
+        return [candidate.name for candidate in chosen]
+
+    def candidates(self) -> list[Candidate]:
+        """All live packs, as retention sees them."""
         locked = self._locked()
         with self._lock:
             going = set(self._unrecorded)
@@ -137,7 +148,7 @@ class Sweeper:
             facts.last_lookup.tolist(),
             strict=True,
         )
-        candidates = [
+        return [
             Candidate(
                 name=pack.name,
                 pack_id=pack_id,
@@ -154,10 +165,6 @@ class Sweeper:
             and pack.live
             and pack.name not in going
         ]
-        chosen = plan(
-            candidates, bytes_to_free, now, self._drop_delay_seconds, self._lease_seconds / 4
-        )
-        return [candidate.name for candidate in chosen]
 
     def drop(self, names: list[PackName]) -> None:
         """Publish the drop of `names`; unlink them when the drop delay is over."""

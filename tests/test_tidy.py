@@ -30,7 +30,7 @@ LAYERS = {
     "sweep": "chores orphans sweeper turns",
     "store": "auditor catalogview cutting finding loading parts putting puttask store storing"
     " waitlist",
-    "tools": "cli tools",
+    "tools": "cli stage tools",
     "adapters": "inprocess lmcache_common mp",
 }
 

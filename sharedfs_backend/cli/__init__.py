@@ -2,6 +2,7 @@
 
     commands.py   the commands and their options, one screen each
     fitting.py    `fit`, which looks at a mount and not at a namespace
+    staging.py    `stage`, which looks at two
     options.py    from command line words to checked Settings
     output.py     tables, JSON, progress and errors: the only place that prints
     sizes.py      "500GiB" to bytes and back
