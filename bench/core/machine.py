@@ -52,7 +52,7 @@ def commit() -> str:
 
 
 def versions(*packages: str) -> str:
-    """Of the contenders' packages, as installed."""
+    """Of those that are installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = []
@@ -60,7 +60,7 @@ def versions(*packages: str) -> str:
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            found.append(f"{name} not installed")
+            continue
     return ", ".join(found)
 
 

@@ -5,8 +5,8 @@ that waits (a lock, a queue, a poll) counts as waiting; the rest is work, whethe
 C code called from that line does it. Beside it stands processor time from /proc, split into user
 and system, so that copying in the kernel and a mount's daemon can be told from our own code.
 
-The sampler itself costs a share of the time: a profile is taken in rounds of its own, never in measured
-ones.
+The sampler itself costs a share of the time: a profile is taken in rounds of its own, never in
+measured ones.
 """
 
 from __future__ import annotations

