@@ -88,9 +88,18 @@ class Stage:
 
     header: dict[str, tuple[int, str]] = field(default_factory=dict)
     sections: list[Section] = field(default_factory=list)
+    used: dict[str, int] = field(default_factory=dict)
+    """Arguments that it uses: name -> the first line that does. Comments count."""
 
     def named(self, name: str) -> list[Section]:
         return [section for section in self.sections if section.name == name]
+
+    @property
+    def arguments(self) -> dict[str, tuple[int, str]]:
+        """Arguments it gives a default: name -> (line, value). They hold in this stage alone."""
+        content = [line for section in self.named("arguments") for line in section.content]
+        parts = [(number, text.partition("=")) for number, text in content]
+        return {name.strip(): (number, value.strip()) for number, (name, _, value) in parts}
 
 
 @dataclass(slots=True)
@@ -99,33 +108,21 @@ class Definition:
 
     stages: list[Stage]
     problems: list[Problem]
-    text: str
 
     @property
-    def arguments(self) -> dict[str, tuple[int, str]]:
-        """Arguments with a default: name -> (line, value)."""
-        found = {}
-        for stage in self.stages:
-            for section in stage.named("arguments"):
-                for number, text in section.content:
-                    name, _, value = text.partition("=")
-                    found[name] = (number, value)
-        return found
+    def arguments(self) -> dict[str, str]:
+        """Arguments of all stages and their defaults."""
+        stages = self.stages
+        return {name: value for stage in stages for name, (_, value) in stage.arguments.items()}
 
     @property
-    def used(self) -> dict[str, int]:
-        """Arguments that are used: name -> the first line that does."""
-        found: dict[str, int] = {}
-        for number, text in enumerate(self.text.splitlines(), 1):
-            if not text.strip().startswith("#"):
-                for name in TEMPLATE.findall(text):
-                    found.setdefault(name, number)
-        return found
+    def used(self) -> set[str]:
+        return {name for stage in self.stages for name in stage.used}
 
 
 def parse(text: str) -> Definition:
     """The stages of a definition file. What is in no stage is a problem, not an exception."""
-    definition = Definition([], [], text)
+    definition = Definition([], [])
     lines: list[str] | None = None
     opened: tuple[str, tuple[str, ...], int] | None = None
 
@@ -137,21 +134,25 @@ def parse(text: str) -> Definition:
         opened = lines = None
 
     for number, line in enumerate(text.splitlines(), 1):
-        head = re.match(r"([A-Za-z0-9]+)\s*:\s*(.*)", line)
-        if line.startswith("%"):
+        head = re.match(r"([A-Za-z0-9]+)\s*:\s*([^#]*)", line)
+        if line.strip().startswith("%"):  # also where it is indented
             close()
-            name, *words = line[1:].split() or [""]
+            name, *words = line.lstrip()[1:].split() or [""]
+            if line[0] != "%":
+                definition.problems.append(Problem(number, "a line with % first begins a section"))
             if not definition.stages:
                 definition.problems.append(Problem(number, f"%{name} before any Bootstrap"))
                 definition.stages.append(Stage())
-            opened, lines = (name, tuple(words), number), []
-        elif head and head[1].lower() == "bootstrap":  # a header begins a stage
+            opened, lines = (name.lower(), tuple(words), number), []
+        elif head and line.lower().startswith("bootstrap:"):  # wherever it stands
             close()
             definition.stages.append(Stage({"bootstrap": (number, head[2].strip())}))
         elif lines is not None:
             lines.append(line)
         elif line.strip() and not line.strip().startswith("#"):
             _read_header(definition, number, line, head)
+        for used in TEMPLATE.findall(line) if definition.stages else ():
+            definition.stages[-1].used.setdefault(used, number)
     close()
     return definition
 
@@ -188,18 +189,20 @@ def lint(text: str, exists: Callable[[str], bool] = lambda path: True) -> list[P
 
 
 def _arguments(definition: Definition) -> Iterator[Problem]:
-    defined, used = definition.arguments, definition.used
+    defaults: dict[str, str] = {}
     for stage in definition.stages:
         for section in stage.named("arguments"):
             for number, text in section.content:
                 if not ARGUMENT.fullmatch(text):
                     yield Problem(number, f"an argument is NAME=VALUE, not {text!r}")
-    for name, line in used.items():
-        if name not in defined:
-            yield Problem(line, f"{{{{ {name} }}}} has no default in %arguments")
-    for name, (line, _) in defined.items():
-        if name not in used:
-            yield Problem(line, f"argument {name} is used nowhere")
+        for name, line in stage.used.items():
+            if name not in stage.arguments:
+                yield Problem(line, f"{{{{ {name} }}}} has no default in its stage's %arguments")
+        for name, (line, value) in stage.arguments.items():
+            if name not in stage.used:
+                yield Problem(line, f"argument {name} is not used in its stage")
+            if defaults.setdefault(name, value) != value:
+                yield Problem(line, f"argument {name} has another default in a stage above")
 
 
 def _header(stage: Stage) -> Iterator[Problem]:

