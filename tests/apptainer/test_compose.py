@@ -37,7 +37,8 @@ KNOWN = {
     # Path of a mapping within a service -> its keys in the Compose specification.
     "": _words(
         "annotations attach blkio_config build cap_add cap_drop cgroup cgroup_parent command"
-        " configs container_name cpu_count cpu_percent cpu_period cpu_quota cpu_rt_period cpu_rt_runtime"
+        " configs container_name cpu_count cpu_percent cpu_period cpu_quota cpu_rt_period"
+        " cpu_rt_runtime"
         " cpu_shares cpus cpuset credential_spec depends_on deploy develop device_cgroup_rules"
         " devices dns dns_opt dns_search domainname entrypoint env_file environment expose extends"
         " external_links extra_hosts gpus group_add healthcheck hostname image init ipc isolation"
