@@ -59,11 +59,15 @@ def simulate(
     replicas: int,
     seed: int,
     routers: int = 1,
+    tiers: Sequence[Tier] = (),
 ) -> Outcome:
     """Requests in order of arrival, through the product's decisions; of several routers each gets
-    a random share, and knows of the rest only what the replicas' metrics say."""
-    tier = Tier(world)
-    engines = {f"http://replica-{place}:8000": Engine(world, tier) for place in range(replicas)}
+    a random share, and knows of the rest only what the replicas' metrics say. `tiers`: one for
+    each replica; else all share a simulated one."""
+    tiers = tiers or [Tier(world)] * replicas
+    engines = {
+        f"http://replica-{place}:8000": Engine(world, tier) for place, tier in enumerate(tiers)
+    }
     fleets = []
     for number in range(routers):
         fleet = Fleet(constants=constants, policy=policy, rng=random.Random(seed + 1000 * number))
