@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from bench.throttle.available import is_mounted
+
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
 
@@ -114,14 +116,14 @@ class Gluster:
         (self.folder / f"{name}-client.vol").write_text(_CLIENT.format(port=port))
         self._mountpoints.append(mountpoint)
         self._run("glusterfs", f"{name}-client", "--direct-io-mode=enable", str(mountpoint))
-        self._wait(lambda: os.path.ismount(mountpoint), "the mount does not come up")
+        self._wait(lambda: is_mounted(mountpoint), "the mount does not come up")
         self._wait(lambda: _usable(mountpoint), "the mount does not answer")
         return mountpoint
 
     def close(self) -> None:
         """Unmount and end everything, in the order that lets nobody wait."""
         for mountpoint in self._mountpoints:
-            if os.path.ismount(mountpoint):
+            if is_mounted(mountpoint):
                 subprocess.run(["umount", "-l", mountpoint], check=False)
         for child in reversed(self._children):
             child.terminate()

@@ -7,6 +7,7 @@ that stands in the way; tests and benchmark cases skip with its words.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,19 @@ def missing(*, to_build: bool = False) -> str | None:
     if subprocess.run(["pkg-config", "--exists", "fuse3"], check=False).returncode:
         return "the headers of libfuse 3 are missing: apt install libfuse3-dev"
     return None if to_build else f"{PROGRAM.name} is not built: make bench-tools"
+
+
+def is_mounted(mountpoint: Path) -> bool:
+    """Whether something is mounted there, also if whoever served it is dead: `os.path.ismount`
+    says no then, since not even stat works."""
+    wanted = os.path.join(os.path.realpath(mountpoint.parent), mountpoint.name)
+    table = Path("/proc/self/mountinfo").read_text("utf-8", errors="surrogateescape")
+    points = [line.split(" ")[4] for line in table.splitlines()]
+    return wanted in [re.sub(r"\\([0-7]{3})", _octal, point) for point in points]
+
+
+def _octal(found: re.Match[str]) -> str:
+    return chr(int(found[1], 8))
 
 
 def require() -> Path:

@@ -10,7 +10,6 @@ negative entries, one really sees late what the other did.
 
 from __future__ import annotations
 
-import os
 import select
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from bench.throttle.available import ThrottleUnavailable, require
+from bench.throttle.available import ThrottleUnavailable, is_mounted, require
 from bench.throttle.control import ANY, CLASSES, Control, Counters
 from bench.throttle.quirks import Quirks, named
 
@@ -125,7 +124,7 @@ class Throttle:
         for stream in (self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
-        if os.path.ismount(self.mountpoint):
+        if is_mounted(self.mountpoint):  # it was killed, by us or by somebody else
             subprocess.run(["fusermount3", "-uz", self.mountpoint], check=False)
         shutil.rmtree(self._folder, ignore_errors=True)
 

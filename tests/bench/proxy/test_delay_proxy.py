@@ -18,6 +18,7 @@ import pytest
 from bench.proxy.delay import DelayProxy
 from bench.proxy.gluster import Gluster, missing
 from bench.proxy.process import ProxyProcess
+from bench.throttle.available import is_mounted
 
 PATIENCE_SECONDS = 30.0
 SCRIPT = Path(__file__).resolve().parents[3] / "bench" / "proxy" / "dm_delay.sh"
@@ -162,4 +163,4 @@ def test_two_glusterfs_clients_see_each_other_one_of_them_late(tmp_path: Path) -
         assert time.monotonic() - begun >= 0.1
         assert (gluster.brick / "f").read_bytes() == b"hello"
         proxy.delay(0.0)
-    assert not os.path.ismount(tmp_path / "g" / "near")
+    assert not is_mounted(tmp_path / "g" / "near")

@@ -6,7 +6,6 @@ was asked: that holds on any machine, however busy.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Protocol
 import pytest
 
 from bench.throttle import Throttle, missing
+from bench.throttle.available import is_mounted
 
 
 class Mount(Protocol):
@@ -44,7 +44,8 @@ def mounts(folder: Path) -> Iterator[Mount]:
 
         yield mount
         stack.close()
-        assert [one.mountpoint for one in made if os.path.ismount(one.mountpoint)] == []
+        assert [one.mountpoint for one in made if is_mounted(one.mountpoint)] == []
+        assert [one._process.returncode for one in made] == [0] * len(made)  # it did not crash
 
 
 def until(true: Callable[[], bool]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.throttle import Throttle
+from bench.throttle import Throttle, available
 from tests.bench.throttle.mounts import at_least, threads, until
 
 
@@ -91,7 +91,7 @@ def test_a_mount_that_hangs_can_be_closed(mount: Throttle, path: Path) -> None:
         until(lambda: mount.counters().hanging == 3)
         mount.close()
     assert len(answers) == 3
-    assert not os.path.ismount(mount.mountpoint)
+    assert not available.is_mounted(mount.mountpoint)
 
 
 def test_faults_are_told_apart_from_nonsense(mount: Throttle) -> None:

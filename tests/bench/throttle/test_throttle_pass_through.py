@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -141,10 +142,22 @@ def test_a_mount_whose_owner_is_killed_goes_away(tmp_path: Path) -> None:
     assert owner.stdout is not None
     with owner.stdout:
         assert owner.stdout.readline()
-        assert os.path.ismount(where[1])
+        assert available.is_mounted(Path(where[1]))
         owner.kill()
         owner.wait(PATIENCE_SECONDS)
-    until(lambda: not os.path.ismount(where[1]))
+    until(lambda: not available.is_mounted(Path(where[1])))
+
+
+def test_a_mount_whose_process_was_killed_is_unmounted_all_the_same(tmp_path: Path) -> None:
+    if lacking := available.missing():
+        pytest.skip(lacking)
+    one = Throttle(tmp_path / "backing", tmp_path / "a mount")
+    os.kill(one.pid, signal.SIGKILL)
+    until(lambda: one._process.poll() is not None)
+    assert available.is_mounted(one.mountpoint)
+    one.close()
+    assert not available.is_mounted(one.mountpoint)
+    assert os.listdir(one.mountpoint) == []
 
 
 def test_what_is_missing_is_named_with_its_remedy(

@@ -153,6 +153,12 @@ def test_a_listing_may_be_old_but_knows_this_client_s_own_names(mount_as: Mount)
     assert os.listdir(two.mountpoint) == ["a"]
     (two.mountpoint / "c").write_bytes(b"")
     assert sorted(os.listdir(two.mountpoint)) == ["a", "b", "c"]
+    os.unlink(two.mountpoint / "c")
+    assert sorted(os.listdir(two.mountpoint)) == ["a", "b"]
+    (two.mountpoint / "d").mkdir()
+    assert sorted(os.listdir(two.mountpoint)) == ["a", "b", "d"]
+    os.rename(two.mountpoint / "a", two.mountpoint / "e")
+    assert sorted(os.listdir(two.mountpoint)) == ["b", "d", "e"]
 
 
 def test_a_listing_may_lack_entries(mount: Throttle) -> None:
