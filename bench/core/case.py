@@ -155,7 +155,8 @@ class Verdict:
 class Case(Protocol):
     """One question. Implementations are stateless; `minutes` has an estimate for each profile that
     is shown before a run, never in a result. `needs` names tools (bench/core/needs.py): where one
-    is missing the case is not run, and what would install it is said and recorded."""
+    is missing the case is not run, and what would install it is said and recorded. A case may also
+    have `random_by_nature`: metrics whose spread is a result and no noise."""
 
     name: str
     question: str

@@ -68,7 +68,8 @@ class Child:
     def _complaint(self, what: str) -> str:
         self._process.kill()
         _, errors = self._process.communicate()
-        return f"a process of the measurement {what}: {errors.decode(errors='replace')[-800:]}"
+        said = errors.decode(errors="replace").strip().splitlines()[-1:] or ["without a word"]
+        return f"a process of the measurement {what}: {said[0].replace(str(REPOSITORY), '.')}"
 
     def __enter__(self) -> Child:
         return self

@@ -24,8 +24,10 @@ DRIFT_MAX = 0.3
 TIME_UNITS = frozenset({"ms", "s", "us"})
 
 
-def warnings(rows: Sequence[Row], origin: Origin, cores: int) -> list[str]:
-    """One sentence for each cause found."""
+def warnings(
+    rows: Sequence[Row], origin: Origin, cores: int, random: Sequence[str] = ()
+) -> list[str]:
+    """One sentence for each cause found. Metrics named in `random` spread by nature."""
     found = []
     if origin.load_start > LOAD_SHARE_MAX * cores:
         found.append(
@@ -37,7 +39,7 @@ def warnings(rows: Sequence[Row], origin: Origin, cores: int) -> list[str]:
             f"the host took {origin.stolen_share:.0%} of the processor time: use a machine of "
             "its own, or more rounds (--rounds)"
         )
-    groups = _groups(rows)
+    groups = _groups([row for row in rows if row.metric not in random])
     noisy = [key for key, values in groups.items() if _spread(values) > SPREAD_MAX]
     if noisy:
         worst = max(noisy, key=lambda key: _spread(groups[key]))

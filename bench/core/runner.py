@@ -86,7 +86,7 @@ def run_case(case: Case, order: Order, results: Path, progress: Progress) -> Sav
     if lacking:
         for sentence in lacking:
             recording("case", None, "", note=sentence)
-        return _close(recording, complete=False, failure="; ".join(lacking))
+        return _close(case, recording, complete=False, failure="; ".join(lacking))
     before = machine.load()
     folder = Path(tempfile.mkdtemp(prefix=f"bench-{case.name}-", dir=order.directory))
     context = Context(
@@ -116,7 +116,7 @@ def run_case(case: Case, order: Order, results: Path, progress: Progress) -> Sav
             load_end=after.one_minute,
             stolen_share=(after.stolen_ticks - before.stolen_ticks) / ticks,
         )
-        saved = _close(recording, complete=not failure, failure=failure)
+        saved = _close(case, recording, complete=not failure, failure=failure)
     return saved
 
 
@@ -151,14 +151,15 @@ def _recording(case: Case, order: Order, path: Path) -> Recording:
     return Recording(path, origin, kept, set(earlier.cells))
 
 
-def _close(recording: Recording, *, complete: bool, failure: str) -> Saved:
+def _close(case: Case, recording: Recording, *, complete: bool, failure: str) -> Saved:
     cores = len(os.sched_getaffinity(0))
+    random: Sequence[str] = getattr(case, "random_by_nature", ())
     recording.origin = replace(
         recording.origin,
         ended=machine.now(),
         complete=complete,
         failure=failure,
-        warnings=tuple(noise.warnings(recording.rows, recording.origin, cores)),
+        warnings=tuple(noise.warnings(recording.rows, recording.origin, cores, random)),
     )
     recording.save()
     return Saved(recording.origin, recording.rows, frozenset(recording.cells))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,10 +55,13 @@ class Memory:
 class Turn:
     """One contender within a cell: its driver, and the numbers of the keys it used so far."""
 
-    def __init__(self, name: str, mount: Mount, cell: str, memory: Memory) -> None:
-        slug = re.sub(r"[^a-z0-9.]+", "-", cell.lower())
-        self.name, self._mount, self._folder, self.memory = name, mount, f"{slug}-{name}", memory
-        self.driver = Driver(name, mount.path / self._folder, memory.source)
+    def __init__(
+        self, name: str, mount: Mount, cell: str, memory: Memory, adapter: str = ""
+    ) -> None:
+        adapter = adapter or name
+        slug = re.sub(r"[^a-z0-9._]+", "-", f"{cell}-{name}".lower())
+        self.name, self._mount, self._folder, self.memory = name, mount, slug, memory
+        self.driver = Driver(adapter, mount.path / self._folder, memory.source)
         self._first = 0
 
     def next_keys(self) -> list[object]:
@@ -69,7 +72,8 @@ class Turn:
         """What was stored so far, from behind the mount. Ours keeps its journals."""
         self.driver.close_files()
         for path in (self._mount.backing / self._folder).rglob("*"):
-            if path.is_file() and (path.parent.parent.name == "packs" or self.name != OURS):
+            is_pack = path.parent.parent.name == "packs"
+            if path.is_file() and (is_pack or self.driver.name != OURS):
                 path.unlink()
 
     def close(self) -> None:
@@ -79,14 +83,19 @@ class Turn:
 
 @contextlib.contextmanager
 def turns(
-    names: Sequence[str], mount: Mount, cell: str, memory: Memory
+    names: Sequence[str],
+    mount: Mount,
+    cell: str,
+    memory: Memory,
+    adapters: Mapping[str, str] | None = None,
 ) -> Iterator[dict[str, Turn]]:
-    """A turn for each contender, made without any added latency, closed at the end."""
+    """A turn for each contender, made without any added latency, closed at the end. `adapters`
+    says whose adapter a contender uses if not the one of its name."""
     mount.apply(Conditions())
     made: dict[str, Turn] = {}
     try:
         for name in names:
-            made[name] = Turn(name, mount, cell, memory)
+            made[name] = Turn(name, mount, cell, memory, (adapters or {}).get(name, ""))
         yield made
     finally:
         mount.apply(Conditions())

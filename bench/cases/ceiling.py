@@ -1,0 +1,316 @@
+"""Ceiling: our load and store beside what fio gets from the same mount, checksums on and off.
+
+fio uses our block size and as many threads as we used: readers as many as the depth chosen, writers
+as many as packs. Turns alternate. Processor time of both sides and of the mount's own process
+stands beside, so that a limit set by the cores is seen as one. Checksums off is a stand-in for
+measuring only: the product has no such switch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import xxhash
+
+from bench.core import fio
+from bench.core.adapters import OURS
+from bench.core.case import FULL, QUICK, Context, Figure, Outcome, Parameter, Row, Table, Verdict
+from bench.core.mounts import Conditions, Mount, mounted
+from bench.core.profile import Sampler, process_seconds
+from bench.core.select import choices, interval, ratio, texts, values, where
+from bench.core.statistics import at_least, median
+from bench.core.turns import Batch, Memory, Turn, TurnFailed, one_turn, rotated, turns
+from bench.report.plots import bars
+from sharedfs_backend.layout import seal
+
+BATCH = Batch(128, 4 << 20)
+UNCHECKED, FIO = "ours, checksums off", "fio"
+SIDES = (OURS, UNCHECKED, FIO)
+LATENCIES = (0.0, 1.0)
+TARGETS = (("load", 0.9), ("store", 0.8))
+FIO_OPERATION = {"load": "read", "store": "write"}
+ROUNDS_MIN = 7
+HASHES = "xxhash"
+"""The module that the seal hashes units with, under the name it has there."""
+
+
+class Nothing:
+    """Stands for a checksum that costs nothing. `updates` tells whether it was used."""
+
+    updates = 0
+
+    def update(self, _data: object, /) -> None:
+        Nothing.updates += 1
+
+    def digest(self) -> bytes:
+        return bytes(16)
+
+
+class NoChecksums:
+    """Stands for the xxhash module where units of chunks are hashed; the rest stays as it is."""
+
+    xxh3_128 = Nothing
+    xxh3_128_digest = staticmethod(xxhash.xxh3_128_digest)
+
+
+@contextlib.contextmanager
+def unchecked() -> Iterator[None]:
+    """Within it no byte of a chunk is hashed in this process."""
+    kept = getattr(seal, HASHES)
+    setattr(seal, HASHES, NoChecksums)
+    try:
+        yield
+    finally:
+        setattr(seal, HASHES, kept)
+
+
+class Ceiling:
+    """See the module's text."""
+
+    name = "ceiling"
+    question = "How close do load and store come to fio on the same mount?"
+    minutes: Mapping[str, float] = {QUICK: 1.5, FULL: 5}
+    needs: tuple[str, ...] = ("fio",)
+
+    def run(self, context: Context) -> None:
+        context.record("cores", len(os.sched_getaffinity(0)), "", cell="0 ms")
+        context.progress.total(len(LATENCIES) * (context.rounds + 1) * len(SIDES))
+        with mounted(context.folder) as mount:
+            for latency in LATENCIES:
+                cell = f"{latency:g} ms"
+                if context.cells.finished(cell):
+                    continue
+                if latency and not mount.throttled:
+                    for operation, _ in TARGETS:
+                        context.missing(operation, "MB/s", mount.why, cell=cell, latency_ms=latency)
+                    continue
+                self._cell(context, mount, cell, latency)
+                context.cells.finish(cell)
+
+    def _cell(self, context: Context, mount: Mount, cell: str, latency: float) -> None:
+        memory = Memory(BATCH, context.seed)
+        with turns((OURS, UNCHECKED), mount, cell, memory, adapters={UNCHECKED: OURS}) as made:
+            threads = {"load": 1, "store": 1}
+            for number in range(-1, context.rounds):
+                mount.apply(Conditions(latency))
+                for side in rotated(SIDES, number) if number >= 0 else SIDES:
+                    context.progress.step(f"{cell}, {side}, round {number + 1}")
+                    fixed: dict[str, Parameter] = {
+                        "cell": cell,
+                        "side": side,
+                        "latency_ms": latency,
+                    }
+                    if side == FIO:
+                        plain(context, mount, threads, made[OURS], number, fixed)
+                    else:
+                        ours(context, mount, made[side], number, fixed, threads)
+            self._profile(context, mount, made[OURS], cell, latency)
+
+    def _profile(
+        self, context: Context, mount: Mount, turn: Turn, cell: str, latency: float
+    ) -> None:
+        cores = len(os.sched_getaffinity(0))
+        mount.apply(Conditions(latency))
+        for operation in ("store", "load"):
+            keys = turn.next_keys()
+            if operation == "load":
+                turn.driver.store(keys, turn.memory.source.objects)
+            with Sampler(mount.daemon_pid) as profile:
+                if operation == "store":
+                    turn.driver.store(keys, turn.memory.source.objects)
+                else:
+                    turn.driver.load(keys, turn.memory.target.objects)
+            turn.remove_data()
+            context.text(
+                "profile", profile.text(cores), cell=cell, latency_ms=latency, operation=operation
+            )
+
+    def figures(self, rows: Sequence[Row]) -> list[Figure]:
+        return [*_bandwidth(rows), *_profiles(self, rows)]
+
+    def verdicts(self, rows: Sequence[Row]) -> list[Verdict]:
+        made = []
+        for latency in LATENCIES:
+            for operation, target in TARGETS:
+                found = ratio(rows, operation, "side", OURS, FIO, latency_ms=latency)
+                outcome = at_least(found, target, ROUNDS_MIN)
+                name = f"{operation} at {latency:g} ms, checksums on"
+                what = f"at least {target:g}x fio's {FIO_OPERATION[operation]}"
+                if found is None or outcome is Outcome.NOT_MEASURED:
+                    note = f"{found.rounds if found else 0} rounds of both, {ROUNDS_MIN} are needed"
+                    made.append(Verdict(name, what, Outcome.NOT_MEASURED, note=note))
+                    continue
+                made.append(
+                    Verdict(
+                        *(name, what, outcome, found.estimate, found.low, found.high, "x"),
+                        note=limit(rows, operation, latency),
+                    )
+                )
+        return made
+
+
+def ours(
+    context: Context,
+    mount: Mount,
+    turn: Turn,
+    number: int,
+    fixed: dict[str, Parameter],
+    threads: dict[str, int],
+) -> None:
+    """One turn; `threads` learns what it used, for fio to use the same."""
+    hashed = Nothing.updates
+    before, daemon = turn.driver.counts(), process_seconds(mount.daemon_pid)
+    try:
+        with unchecked() if fixed["side"] == UNCHECKED else contextlib.nullcontext():
+            timed = one_turn(turn)
+    except (TurnFailed, TimeoutError, OSError) as error:
+        for operation, _ in TARGETS:
+            context.record(operation, None, "MB/s", repeat=number, note=str(error), **fixed)
+        return
+    if fixed["side"] == UNCHECKED and Nothing.updates == hashed:
+        note = "checksums could not be taken out: they are not computed where the stand-in goes"
+        for operation, _ in TARGETS:
+            context.record(operation, None, "MB/s", repeat=number, note=note, **fixed)
+        return
+    after, daemon_after = turn.driver.counts(), process_seconds(mount.daemon_pid)
+    if fixed["side"] == OURS:
+        packs = after["catalog_packs"] - before["catalog_packs"]
+        most = turn.driver.store_object.settings.write_threads_max
+        threads.update(load=max(1, int(after["depth"])), store=int(max(1, min(most, packs))))
+    turn.remove_data()
+    if number < 0:
+        return
+    wall = sum(one.seconds for one in timed.values())
+    for operation, _ in TARGETS:
+        one = timed[operation]
+        mb_s = BATCH.total / one.seconds / 1e6
+        context.record(operation, mb_s, "MB/s", repeat=number, note="", **fixed)
+        cpu = one.cpu_seconds / (BATCH.total / 1e9)
+        context.record(f"{operation}_cpu", cpu, "s/GB", repeat=number, note="", **fixed)
+    if daemon is not None and daemon_after is not None:
+        busy = (sum(one.cpu_seconds for one in timed.values()) + daemon_after - daemon) / wall
+        context.record("busy_cores", busy, "", repeat=number, note="", **fixed)
+
+
+def plain(
+    context: Context,
+    mount: Mount,
+    threads: Mapping[str, int],
+    turn: Turn,
+    number: int,
+    fixed: dict[str, Parameter],
+) -> None:
+    """fio's turn: write, then read what was laid out before the first round."""
+    block = int(turn.driver.counts()["piece_bytes"])
+    for operation in ("store", "load"):
+        plan = fio.Plan(threads[operation], block, BATCH.total)
+        folder = f"fio-{operation}"
+        (mount.path / folder).mkdir(exist_ok=True)
+        if operation == "load":
+            fio.lay_out(mount.backing / folder, BATCH.total)
+        try:
+            moved = fio.run(mount.path / folder, FIO_OPERATION[operation], plan)
+        except fio.FioFailed as error:
+            context.record(operation, None, "MB/s", repeat=number, note=str(error), **fixed)
+            continue
+        if operation == "store":
+            shutil.rmtree(mount.backing / folder, ignore_errors=True)
+        if number < 0:
+            continue
+        context.record(operation, moved.mb_s, "MB/s", repeat=number, note="", **fixed)
+        cpu = moved.cpu_seconds / (moved.moved / 1e9)
+        context.record(f"{operation}_cpu", cpu, "s/GB", repeat=number, note="", **fixed)
+        used: dict[str, Parameter] = {"operation": operation, **fixed}
+        context.record("threads", plan.threads, "", repeat=number, note="", **used)
+
+
+def limit(rows: Sequence[Row], operation: str, latency: float) -> str:
+    """What the cores allow, from measured processor time: ours alone, as if the mount cost none."""
+    cpu = values(rows, f"{operation}_cpu", side=OURS, latency_ms=latency)
+    cores = values(rows, "cores")
+    busy = values(rows, "busy_cores", side=OURS, latency_ms=latency)
+    if not cpu or not cores:
+        return ""
+    bound = cores[0] / median(cpu) * 1e3
+    text = f"ours takes {median(cpu):.2f} processor seconds per GB: {bound:.0f} MB/s at most here"
+    if busy:
+        text = f"{median(busy):.1f} of {cores[0]:.0f} cores busy, the mount's included; {text}"
+    return text
+
+
+def _bandwidth(rows: Sequence[Row]) -> list[Figure]:
+    latencies = [float(one) for one in choices(where(rows, "load"), "latency_ms")]
+    if not latencies:
+        return []
+    lines = []
+    for latency in latencies:
+        for operation, _ in TARGETS:
+            used = values(rows, "threads", operation=operation, latency_ms=latency)
+            threads = f"{median(used):.0f}" if used else "not measured"
+            for side in SIDES:
+                fixed: dict[str, Any] = {"side": side, "latency_ms": latency}
+                speed = interval(rows, operation, **fixed)
+                cpu = interval(rows, f"{operation}_cpu", **fixed)
+                lines.append(
+                    (
+                        *(f"{latency:g}", operation, side, threads),
+                        speed.text(0) if speed else "not measured",
+                        cpu.text() if cpu else "not measured",
+                    )
+                )
+    head = ("latency, ms", "operation", "side", "threads", "MB/s", "processor s per GB")
+    return [
+        Figure(
+            "bandwidth",
+            "Load and store beside fio on the same mount",
+            f"{BATCH} in one batch; fio reads and writes as much in our block size with as many "
+            "threads as ours used: a file for each writer, a part of one file for each reader. "
+            "Medians and 95 % intervals over rounds in turns. Processor time is that of each side's own process, without the mount's. fio's "
+            "clock counts whole milliseconds and leaves out its threads' start.",
+            draw=partial(_draw, list(rows), latencies),
+            table=Table(head, tuple(lines)),
+        )
+    ]
+
+
+def _draw(rows: Sequence[Row], latencies: Sequence[float], canvas: Any) -> None:
+    plots = canvas.subplots(1, len(latencies), squeeze=False, sharey=True)[0]
+    for axes, latency in zip(plots, latencies, strict=True):
+        data = {
+            side: {
+                operation: values(rows, operation, side=side, latency_ms=latency)
+                for operation, _ in TARGETS
+            }
+            for side in SIDES
+        }
+        bars(axes, ("load", "store"), data, y="MB/s", title=f"{latency:g} ms per operation")
+
+
+def _profiles(case: Ceiling, rows: Sequence[Row]) -> list[Figure]:
+    """Where the time goes, of every operation that does not reach its target."""
+    short = [
+        one.name for one in case.verdicts(rows) if one.outcome in (Outcome.MISSED, Outcome.WITHIN)
+    ]
+    made = []
+    for latency in LATENCIES:
+        for operation, _ in TARGETS:
+            found = texts(rows, "profile", latency_ms=latency, operation=operation)
+            if found and f"{operation} at {latency:g} ms, checksums on" in short:
+                made.append(
+                    Figure(
+                        f"profile-{operation}-{latency:g}ms",
+                        f"Where our time goes: {operation} at {latency:g} ms",
+                        "The target was not reached. Samples of our threads in one batch of its "
+                        "own; a line that calls the file system counts while it waits for it.",
+                        text=f"{found[-1]}\n{limit(rows, operation, latency)}",
+                    )
+                )
+    return made
+
+
+CASE = Ceiling()
