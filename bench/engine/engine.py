@@ -36,7 +36,7 @@ class Served:
     compute_seconds: float
     """Modelled."""
     submit_seconds: float
-    """Filling L1 and submitting stores: what a store costs before it goes its own way."""
+    """Of the store calls: what storing costs the request's thread before it goes its own way."""
     l1_chunks: int
     l2_chunks: int
     computed_tokens: int
@@ -116,13 +116,12 @@ class SyntheticEngine:
         finally:
             self.l1.unlock(key for key, here in zip(grid.keys, local, strict=True) if here)
         computed = prompt_tokens - min(depth * self._chunk_tokens, prompt_tokens - 1)
-        began = self._now()
-        stored = self._store([row[depth:] for row in grid.rows])
+        stored, submit_seconds = self._store([row[depth:] for row in grid.rows])
         return Served(
             lookup_seconds=looked_s,
             load_seconds=loaded_s,
             compute_seconds=self._prefill.seconds(computed, prompt_tokens),
-            submit_seconds=self._now() - began,
+            submit_seconds=submit_seconds,
             l1_chunks=local_depth,
             l2_chunks=depth - local_depth,
             computed_tokens=computed,
@@ -185,9 +184,10 @@ class SyntheticEngine:
 
     # -- writing -----------------------------------------------------------------------------
 
-    def _store(self, rows: list[list[Any]]) -> int:
-        """Submit what was computed, step by step and rank by rank; chunks submitted of rank 0."""
-        submitted, width = 0, len(rows[0])
+    def _store(self, rows: list[list[Any]]) -> tuple[int, float]:
+        """Submit what was computed, step by step and rank by rank; chunks submitted of rank 0, and
+        seconds in the submits."""
+        submitted, width, seconds = 0, len(rows[0]), 0.0
         for start in range(0, width, self._step_chunks):
             for rank, row in enumerate(rows):
                 keys = row[start : start + self._step_chunks]
@@ -197,10 +197,12 @@ class SyntheticEngine:
                 for key, memory in given.items():
                     self._content.fill(_bytes_of(memory), _identity(key))
                 self.l1.commit(given)
+                began = self._now()
                 task = self.calls.submit_store(list(given), list(given.values()))
+                seconds += self._now() - began
                 self._lent[task] = list(given)
                 submitted += len(given) if rank == 0 else 0
-        return submitted
+        return submitted, seconds
 
     def _reserve_for_store(self, keys: list[Any]) -> dict[Any, Any]:
         """Waits for stores under way where their buffers fill L1, as a real server's writers do."""
