@@ -50,7 +50,8 @@ options+=(--bind "$image_home:$image_home:ro")
 read -ra binds <<<"${IMAGE_BINDS:-}"
 cache=${IMAGE_CACHE:-${TMPDIR:-/tmp}/sharedfs-cache-$(id -u)}
 mkdir -p "$cache" || refuse "IMAGE_CACHE=$cache cannot be made"
-for path in "$cache" ${TMPDIR:+"$TMPDIR"} ${FLEET_LOGS:+"$FLEET_LOGS"} "${binds[@]}"; do
+for path in "$cache" ${TMPDIR:+"$TMPDIR"} ${FLEET_SCRATCH:+"$FLEET_SCRATCH"} \
+    ${FLEET_LOGS:+"$FLEET_LOGS"} "${binds[@]}"; do
     [ -e "$path" ] || refuse "$path is to be bound and is not on $(hostname): see IMAGE_BINDS"
     case $path in
     /tmp | /tmp/*) ;; # every container sees it
@@ -62,6 +63,7 @@ done
 # Values pass through APPTAINERENV_ variables: `--env` would cut them at commas.
 pass="FLEET_* SLURM_* SLURMD_* CUDA_* NVIDIA_* VLLM_* LMCACHE_* SHAREDFS_* NCCL_* UCX_* GLOO_*"
 pass+=" HF_* RAY_* GKFS_* LIBGKFS_* OMP_NUM_THREADS PYTHONHASHSEED TMPDIR TZ ${IMAGE_PASS:-}"
+unset APPTAINERENV_PYTHONPATH
 for variable in $(compgen -e); do
     set -f # patterns below are not file names
     for pattern in $pass; do
@@ -80,6 +82,6 @@ export "APPTAINERENV_HF_HOME=${HF_HOME:-$cache/huggingface}"
 export "APPTAINERENV_TRITON_CACHE_DIR=$cache/triton"
 export "APPTAINERENV_TORCHINDUCTOR_CACHE_DIR=$cache/torchinductor"
 export "APPTAINERENV_FLASHINFER_WORKSPACE_BASE=$cache"
-export "APPTAINERENV_PYTHONPATH=$image_home"
+export "APPTAINERENV_PYTHONPATH=$image_home${APPTAINERENV_PYTHONPATH:+:$APPTAINERENV_PYTHONPATH}"
 
 exec "$IMAGE_COMMAND" exec "${options[@]}" "$image" "${preload[@]}" "$@"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -250,6 +251,33 @@ def test_a_fleets_python_runs_in_the_container(site: Site) -> None:
     program = "import launch, sys; print(launch.__file__)"
     done = site.run("engine", "python3", "-c", program)
     assert done.stdout.strip() == str(ROOT / "launch" / "__init__.py")
+
+
+def test_a_job_checks_its_settings_in_the_container(site: Site) -> None:
+    """The first thing fleet.sbatch does, with FLEET_PYTHON as site.env.example has it."""
+    site.settings["IMAGE_PASS"] = "SLURMD_NODENAME"
+    logs, scratch = site.directory / "logs", site.directory / "scratch"
+    logs.mkdir()
+    scratch.mkdir()
+    fleet = {
+        "FLEET_MODEL": "/models/m",
+        "FLEET_NAMESPACE": "/lustre/kv",
+        "FLEET_DEVICE": "cpu",
+        "FLEET_INTERFACE": "lo",
+        "FLEET_LOGS": str(logs),
+        "FLEET_SCRATCH": str(scratch),
+        "SLURM_JOB_NUM_NODES": "3",
+        "SLURMD_NODENAME": "n7",
+    }
+    done = site.run("engine", sys.executable, "-m", "launch.tier", "check", environ=fleet)
+    assert done.returncode == 0, done.stderr
+    assert "3 node(s), 1 replica(s) of CPU on each, model /models/m" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["LOGS", "SCRATCH"])
+def test_a_jobs_own_directories_are_bound(site: Site, name: str) -> None:
+    site.run("engine", "true", environ={f"FLEET_{name}": "/usr/share"})
+    assert "/usr/share" in options(site.calls[0], "bind")
 
 
 @pytest.mark.parametrize("name", ["build.sh", "run.sh", "common.sh"])
