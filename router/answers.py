@@ -25,19 +25,17 @@ def reason(decision: Decision, retries: int) -> bytes:
     `total` is the estimated time to first token; loading overlaps with queueing, so it is not the
     sum. `runner-up` is the next best replica and its total. `retries` stands there if there were
     some."""
-    costs = decision.costs
-    text = (
-        f"queue={1e3 * costs.queue_s:.1f};local={1e3 * costs.local_s:.1f}"
-        f";shared={1e3 * costs.shared_s:.1f};compute={1e3 * costs.compute_s:.1f}"
-        f";total={1e3 * costs.total_s:.1f}"
-    )
+    queue_s, local_s, shared_s, compute_s, total_s = decision.costs[:5]
+    text = b"queue=%.1f;local=%.1f;shared=%.1f;compute=%.1f;total=%.1f" % (
+        1e3 * queue_s, 1e3 * local_s, 1e3 * shared_s, 1e3 * compute_s, 1e3 * total_s,
+    )  # fmt: skip
     if decision.runner_up is not None:
-        text += f";runner-up={decision.runner_up}"
+        text += b";runner-up=%b" % decision.runner_up.encode()
         if decision.runner_up_total_s is not None:
-            text += f",{1e3 * decision.runner_up_total_s:.1f}"
+            text += b",%.1f" % (1e3 * decision.runner_up_total_s)
     if retries:
-        text += f";retries={retries}"
-    return text.encode()
+        text += b";retries=%d" % retries
+    return text
 
 
 def error(status: int, message: str, kind: str, *headers: Header) -> Reply:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from router.asks import Ask
 from router.constants import Constants
-from router.estimate import Estimate, Held, Pressure, estimate
+from router.estimate import Estimate, Held, Pressure, estimate, estimated
 from router.replica import PROBE_TOKENS_MAX, PROBE_TOKENS_MIN, Replica
 from router.shadow import Holder
 
@@ -27,14 +27,19 @@ def appraise(
     """One estimate for each replica, in their order."""
     prompt, size, found = max(1, ask.prompt_tokens), ask.block_tokens, []
     for each in replicas:
-        gpu, host = depths.get(each.gpu, 0), depths.get(each.host, 0)
+        gpu = host = 0
+        if depths:
+            gpu, host = depths.get(each.gpu, 0), depths.get(each.host, 0)
         if each.exact is not None:
             gpu = each.exact_depth(ask.blocks)
         trust, speed = size * each.trust.value, each.speed
         beyond = (host - gpu) * trust if host > gpu else 0.0
-        held = Held(prompt, gpu * trust, beyond, shared_tokens, common_tokens)
-        pressure = each.load.pressure(now)
-        found.append(estimate(held, pressure, speed.prefill, speed.loading, constants))
+        found.append(
+            estimated(
+                prompt, gpu * trust, beyond, shared_tokens, common_tokens,
+                each.load.pressure(now), speed.prefill, speed.loading, constants,
+            )
+        )  # fmt: skip
     return found
 
 

@@ -7,10 +7,11 @@ to every byte before its end, so equal hashes at i mean equal prefixes up to the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from router.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ask:
     """What is known about one request before it is sent anywhere."""
 
@@ -31,7 +32,7 @@ class Ask:
     """Whether its first byte is its first token's; else it comes with the last."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Usage:
     """What a replica reported about an answered request."""
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 def least(scores: Sequence[float], rng: random.Random) -> tuple[int, int | None]:
     """Places of the least score and of the next one (None of a single score); not empty."""
-    best, second = _least(scores, -1, rng), None
-    if len(scores) > 1:
-        second = _least(scores, best, rng)
-    return best, second
+    if len(scores) == 1:
+        return 0, None
+    best = _least(scores, -1, rng)
+    return best, _least(scores, best, rng)
 
 
 def _least(scores: Sequence[float], without: int, rng: random.Random) -> int:

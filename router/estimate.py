@@ -73,41 +73,63 @@ class Estimate(NamedTuple):
     """Those the shared tier has that computing gets sooner."""
 
 
+_new = tuple.__new__
+"""What a named tuple's own constructor calls, without the call around it."""
+
+
 def estimate(
     held: Held, pressure: Pressure, prefill: Prefill, loading: Loading, constants: Constants
 ) -> Estimate:
     """The estimate for one replica, with that replica's own learned costs."""
-    prompt, gpu, host, shared, common = held
+    return estimated(*held, pressure, prefill, loading, constants)
+
+
+def estimated(
+    prompt: int,
+    gpu: float,
+    host: float,
+    shared_held: float,
+    common: float,
+    pressure: Pressure,
+    prefill: Prefill,
+    loading: Loading,
+    constants: Constants,
+) -> Estimate:
+    """The same, for who has the fields of `Held` at hand: every request is appraised on every
+    replica, so a prefill's seconds stand here as a sum and not as a call."""
+    queue_s, pending, io_wait_s, decodes, kv_usage = pressure
+    fixed_s, token_s, pair_s = prefill.fixed_seconds, prefill.token_seconds, prefill.pair_seconds
     most = prompt - 1.0  # the last token is always computed
-    gpu = min(gpu, most)
-    host = min(host, most - gpu)
-    shared = (shared if shared < most else most) - gpu - host
+    gpu = gpu if gpu < most else most
+    host = host if host < most - gpu else most - gpu
+    shared = (shared_held if shared_held < most else most) - gpu - host
     computed = prompt - gpu - host
-    busy_s = prefill.seconds(computed, prompt)
-    load_s = spared = 0.0
+    busy_s = fixed_s + token_s * computed + pair_s * (computed * (prompt - computed / 2))
+    load_s = spared = shared_s = local_s = 0.0
     if shared > 0:
         rest_s = prefill.seconds(computed - shared, prompt)
         load_s = loading.seconds(shared)
         if load_s < busy_s - rest_s or not constants.is_load_gated:
             computed -= shared
             busy_s = rest_s
+            shared_s = io_wait_s + load_s
         else:
             shared, spared, load_s = 0.0, shared, 0.0
     else:
         shared = 0.0
-    local_s = host * loading.bytes_per_token / constants.host_bytes_per_second
-    shared_s = pressure.io_wait_s + load_s if shared else 0.0
-    slow = 1.0 + constants.decode_slowdown * pressure.decodes
+    if host:
+        local_s = host * loading.bytes_per_token / constants.host_bytes_per_second
+    slow = 1.0 + constants.decode_slowdown * decodes
     compute_s = slow * busy_s
     io_s = local_s + shared_s
-    total_s = (io_s if io_s > pressure.queue_s else pressure.queue_s) + compute_s
+    total_s = (io_s if io_s > queue_s else queue_s) + compute_s
 
-    others = constants.throughput_weight * (1 + pressure.pending)
+    others = constants.throughput_weight * (1 + pending)
     cost_s = total_s + others * (compute_s + load_s)
-    if pressure.kv_usage > PRESSURE_FROM:
-        cost_s += constants.pressure_seconds * (pressure.kv_usage - PRESSURE_FROM)
-    if constants.retain_weight and gpu + host > 0:
-        alone = gpu + host - max(held.shared, common)
+    if kv_usage > PRESSURE_FROM:
+        cost_s += constants.pressure_seconds * (kv_usage - PRESSURE_FROM)
+    if gpu + host > 0 and constants.retain_weight:
+        alone = gpu + host - (shared_held if shared_held > common else common)
         if alone > 0:
             saved = prefill.seconds(computed + alone, prompt) - busy_s
             cost_s -= constants.retain_weight * saved
@@ -116,7 +138,10 @@ def estimate(
         missing = min(missing, computed - 1.0)
         saved = slow * (busy_s - prefill.seconds(computed - missing, prompt))
         cost_s -= (1.0 + others) * saved
-    return Estimate(
-        pressure.queue_s, local_s, shared_s, compute_s, total_s, cost_s, slow,
-        prompt, gpu, host, shared, computed, load_s, spared,
+    return _new(
+        Estimate,
+        (
+            queue_s, local_s, shared_s, compute_s, total_s, cost_s, slow,
+            prompt, gpu, host, shared, computed, load_s, spared,
+        ),
     )  # fmt: skip

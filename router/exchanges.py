@@ -25,6 +25,7 @@ from router.scores import Scores
 
 RETRIED = frozenset({429, 500, 502, 503, 504})
 """Answers another replica may improve on."""
+NOBODY: frozenset[str] = frozenset()
 
 
 class Chooser(Protocol):
@@ -53,7 +54,6 @@ class Decided:
         service: Chooser,
         ask: Ask,
         decision: Decision,
-        *,
         kind: str,
         is_stream: bool,
         received_at: float,
@@ -67,8 +67,8 @@ class Decided:
         self._is_stream = is_stream
         self._received_at = received_at
         self._sent_at = now
-        self._tried: frozenset[str] = frozenset()
-        self._blamed: list[tuple[str, str]] = []
+        self._tried = NOBODY
+        self._blamed: tuple[tuple[str, str], ...] = ()
         self._status = 0
         self._is_passed = False
         self.attempt = self._take(decision, now)
@@ -83,7 +83,7 @@ class Decided:
             other = self._another(f"status {status}", now)
             if other is not None:
                 if status != 429:
-                    self._blamed.append((replica, f"answered {status}"))
+                    self._blamed += ((replica, f"answered {status}"),)
                 return other
         self._status = status
         return None
@@ -92,10 +92,9 @@ class Decided:
         self._passed_on(now)
         if not (self._is_stream and self._status < 400):
             return  # otherwise the first byte is not the first token
-        self._service.scores.fleet.first_byte(self._decision.ticket, now)
-        self._service.scores.first_token(
-            self._decision, now - self._received_at, now - self._sent_at
-        )
+        scores = self._service.scores
+        scores.fleet.first_byte(self._decision.ticket, now)
+        scores.first_token(self._decision, now - self._received_at, now - self._sent_at)
         self._row.ttft_seconds = now - self._received_at
 
     def _passed_on(self, now: float) -> None:
@@ -155,9 +154,10 @@ class Decided:
 
     def _another(self, why: str, now: float) -> Attempt | None:
         """The next replica's attempt, its reservation made and the last one's closed."""
-        if len(self._tried) > self._service.retries_max:
+        if len(self._tried) >= self._service.retries_max:
             return None
         last = self._decision
+        self._tried |= {last.replica}
         self._service.scores.fleet.released(last.ticket, now)
         decision = self._service.choose(self._ask, now, self._tried)
         if not isinstance(decision, Decision):
@@ -167,10 +167,10 @@ class Decided:
 
     def _take(self, decision: Decision, now: float) -> Attempt:
         """Goes to the decision's replica."""
+        service = self._service
         self._decision = decision
         self._sent_at = now
         text = answers.reason(decision, len(self._tried))
-        self._row = self._service.scores.decided(self._ask, decision, self._kind, text)
-        self._tried |= {decision.replica}
-        self.attempt = self._service.routes.attempt(decision.replica, text)
+        self._row = service.scores.decided(self._ask, decision, self._kind, text)
+        self.attempt = service.routes.attempt(decision.replica, text)
         return self.attempt

@@ -22,7 +22,6 @@ from router.constants import Constants
 from router.estimate import Estimate
 from router.feedback import learn, regret
 from router.outcome import (
-    Costs,
     Decision,
     FleetView,
     Observation,
@@ -38,7 +37,6 @@ from router.views import view_of
 
 __all__ = [
     "Constants",
-    "Costs",
     "Decision",
     "Fleet",
     "FleetView",
@@ -75,6 +73,8 @@ class Fleet:
         self._memory_tokens = RADIX_TOKENS if policy.startswith("radix") else 0
         self._rng = rng
         self._replicas: dict[str, Replica] = {}
+        self._takers: list[Replica] | None = None
+        """Those that take requests, kept while that depends on their states alone."""
         self._tree = Tree()
         self._shared = Holder(self.constants.shared_blocks, EDGE_BLOCKS)
         self._common = Common()
@@ -103,7 +103,7 @@ class Fleet:
         known = self._replicas.get(replica)
         if known is None:
             known = Replica(replica, self._usual())
-            self._replicas[replica] = known
+            self._replicas[replica], self._takers = known, None
         if kv_bytes_per_token is not None:
             known.has_kv_of(self.constants, kv_bytes_per_token)
         if gpu_tokens is not None:
@@ -125,6 +125,7 @@ class Fleet:
 
     def leave(self, replica: str) -> None:
         """Gone. Its open tickets stay valid and may still be closed."""
+        self._takers = None
         known = self._replicas.pop(replica, None)
         if known is not None:
             for holder in (known.gpu, known.host, known.memory):
@@ -135,17 +136,13 @@ class Fleet:
         """Who may be chosen; load and what was learned stay as they are."""
         known = self._replicas.get(replica)
         if known is not None:
-            known.state = state
+            known.state, self._takers = state, None
 
     def choose(
         self, ask: Ask, now: float, *, exclude: frozenset[str] = frozenset()
     ) -> Decision | Overload | None:
         """The replica for a request, reserved; None if no replica can take it."""
-        replicas = [
-            each
-            for each in self._replicas.values()
-            if each.takes_requests() and each.name not in exclude
-        ]
+        replicas = self._takers if self._takers and not exclude else self._among(exclude)
         if not replicas:
             return None
         path = self._tree.find(ask.blocks)
@@ -166,11 +163,20 @@ class Fleet:
             if quickest > self.slo_seconds:
                 self._overloads += 1
                 return Overload(quickest, quickest - self.slo_seconds)
-        rival = None if second is None else (replicas[second], estimates[second])
         chosen, costs = replicas[best], estimates[best]
         if self.constants.is_load_gated and costs.spared_tokens and chosen.may_probe(now):
             costs = probe(chosen, costs, now, self._ungated)
-        return self._reserve(ask, path, depths, chosen, costs, rival, now)
+        rival = None if second is None else replicas[second]
+        theirs = None if second is None else estimates[second]
+        return self._reserve(ask, path, depths, chosen, costs, rival, theirs, now)
+
+    def _among(self, exclude: frozenset[str]) -> list[Replica]:
+        """Those that take a request, none of the excluded."""
+        known = self._replicas.values()
+        takers = [each for each in known if each.takes_requests() and each.name not in exclude]
+        if not exclude and all(each.state is not ReplicaState.HALF_OPEN for each in known):
+            self._takers = takers
+        return takers
 
     def _shared_tokens(self, ask: Ask, path: Path, now: float) -> float:
         """S: the catalog's word, or what the router has seen prefilled."""
@@ -187,21 +193,21 @@ class Fleet:
         depths: dict[Holder, int],
         chosen: Replica,
         costs: Estimate,
-        rival: tuple[Replica, Estimate] | None,
+        rival: Replica | None,
+        theirs: Estimate | None,
         now: float,
     ) -> Decision:
-        held = max(depths.get(chosen.gpu, 0), depths.get(chosen.host, 0))
+        held = max(depths.get(chosen.gpu, 0), depths.get(chosen.host, 0)) if depths else 0
         ticket = ticket_for(ask, chosen.name, costs, held, now)
-        if rival is not None:
-            other, theirs = rival
-            last = next(reversed(other.load.pending), None)
+        if rival is not None and theirs is not None:
+            last = next(reversed(rival.load.pending), None)
             ticket.rival = Rival(last, theirs.local_s + theirs.shared_s, theirs.compute_s)
         chosen.load.add(ticket, now)
         chosen.size(ask.block_tokens, self._memory_tokens)
         holders = [chosen.gpu, chosen.host]
         if self._memory_tokens:
             holders.append(chosen.memory)
-        self._tree.touch(path, holders)
+        ticket.edge = self._tree.touch(path, holders)
         self._common.saw(ask.blocks)
         self._block_tokens = ask.block_tokens
         self._turn += 1
@@ -209,9 +215,9 @@ class Fleet:
         self._decisions[chosen.name] += 1
         return Decision(
             chosen.name,
-            Costs(*costs[:6]),
-            None if rival is None else rival[0].name,
-            None if rival is None else rival[1].total_s,
+            costs,
+            None if rival is None else rival.name,
+            None if theirs is None else theirs.total_s,
             int(costs.gpu_tokens),
             int(costs.host_tokens),
             int(costs.shared_tokens),
@@ -238,7 +244,7 @@ class Fleet:
             self._regrets += 1
             self._regret_seconds += regret_s
         if self.constants.has_shared_tier:
-            path = self._tree.find(ticket.blocks)
+            path = self._tree.found(ticket.edge, ticket.blocks)
             self._tree.touch(path, [self._shared], now + self.constants.visibility_seconds)
 
     def ended(self, ticket: Ticket, now: float, usage: Usage | None) -> None:
@@ -263,7 +269,7 @@ class Fleet:
                 self._tree.cut(ticket.blocks, holder, ticket.known_blocks)
 
     def _close(self, ticket: Ticket, now: float) -> None:
-        ticket.is_open, ticket.rival = False, None
+        ticket.is_open, ticket.rival, ticket.edge = False, None, None
         self._reservations -= 1
         known = self._replicas.get(ticket.replica)
         if known is not None:

@@ -31,60 +31,82 @@ MARGIN = 0.05
 
 
 class Filter:
-    """Recursive least squares of a few non-negative multiples; starts at 1 each.
+    """Recursive least squares of three non-negative multiples, or two; they start at 1 each.
 
     Forgetting is directional (Cao and Schwartz, "A directional forgetting algorithm based on the
     decomposition of the information matrix", Automatica 2000): only what a sample speaks of is
     forgotten, so that a thousand equal requests do not unlearn what long prompts cost.
+
+    Every answered request is a sample: the few sums are written out, loops take ten times as long.
     """
 
-    def __init__(self, size: int, memory: float, clip: float) -> None:
-        self.values = [1.0] * size
+    __slots__ = (
+        "_clip", "_forgetting", "_known", "_usual", "first", "samples", "second", "third",
+    )  # fmt: skip
+
+    def __init__(self, memory: float, clip: float) -> None:
+        self.first = self.second = self.third = 1.0
         self.samples = 0
-        self._memory = memory
+        self._forgetting = 1.0 - memory
         self._clip = clip
         self._usual = 10.0
-        self._known = [[(i == j) / UNCERTAIN for j in range(size)] for i in range(size)]
-        """The information matrix: the inverse of the values' covariance."""
+        start = 1.0 / UNCERTAIN
+        self._known = (start, 0.0, 0.0, 0.0, start, 0.0, 0.0, 0.0, start)
+        """The information matrix, by rows: the inverse of the values' covariance."""
 
-    def learn(self, parts: list[float], seen: float) -> None:
-        """`parts` are what each value of 1 would contribute to `seen`."""
-        expected = sum(v * part for v, part in zip(self.values, parts, strict=True))
+    def learn(self, one: float, two: float, three: float, seen: float) -> None:
+        """The parts are what each value of 1 would contribute to `seen`; 0: not this one."""
+        expected = self.first * one + self.second * two + self.third * three
         scale = MARGIN_S + MARGIN * expected
-        shape = [part / scale for part in parts]
         error = (expected - seen) / scale
-        limit = self._clip * max(1.0, self._usual)
-        self._usual += 0.1 * (min(abs(error), 2 * limit) - self._usual)
-        error = max(-limit, min(limit, error))
+        usual = self._usual
+        limit = self._clip * (usual if usual > 1.0 else 1.0)
+        size = abs(error)
+        self._usual = usual + 0.1 * ((size if size < 2 * limit else 2 * limit) - usual)
+        if size > limit:
+            error = limit if error > 0.0 else -limit
 
-        known = self._known
-        image = [sum(a * b for a, b in zip(row, shape, strict=True)) for row in known]
-        power = sum(a * b for a, b in zip(shape, image, strict=True))
+        a, b, c = one / scale, two / scale, three / scale
+        aa, ab, ac, ba, bb, bc, ca, cb, cc = self._known
+        p = aa * a + ab * b + ac * c
+        q = ba * a + bb * b + bc * c
+        r = ca * a + cb * b + cc * c
+        power = a * p + b * q + c * r
         if power <= 0.0:  # nothing in the sample
             return
-        forget = (1.0 - self._memory) / power
-        for row, a, b in zip(known, shape, image, strict=True):
-            for j, (c, d) in enumerate(zip(shape, image, strict=True)):
-                row[j] += a * c - forget * b * d
-        for i, step in enumerate(solved(known, shape)):
-            self.values[i] = max(FLOOR, self.values[i] - step * error)
+        forget = self._forgetting / power
+        fp, fq, fr = forget * p, forget * q, forget * r
+        aa += a * a - fp * p
+        ab += a * b - fp * q
+        ac += a * c - fp * r
+        ba += b * a - fq * p
+        bb += b * b - fq * q
+        bc += b * c - fq * r
+        ca += c * a - fr * p
+        cb += c * b - fr * q
+        cc += c * c - fr * r
+        self._known = (aa, ab, ac, ba, bb, bc, ca, cb, cc)
+
+        # The step: known * step = (a, b, c), by elimination.
+        factor = ba / aa
+        bb -= factor * ab
+        bc -= factor * ac
+        b -= factor * a
+        factor = ca / aa
+        cb -= factor * ab
+        cc -= factor * ac
+        c -= factor * a
+        factor = cb / bb
+        c = (c - factor * b) / (cc - factor * bc)
+        b = (b - bc * c) / bb
+        a = (a - (ab * b + ac * c)) / aa
+        first, second, third = (
+            self.first - a * error, self.second - b * error, self.third - c * error,
+        )  # fmt: skip
+        self.first = first if first > FLOOR else FLOOR
+        self.second = second if second > FLOOR else FLOOR
+        self.third = third if third > FLOOR else FLOOR
         self.samples += 1
-
-
-def solved(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """x of `matrix` x = `right`, for a small symmetric positive matrix, by elimination."""
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    size = len(rows)
-    for i in range(size):
-        pivot = rows[i]
-        for below in rows[i + 1 :]:
-            factor = below[i] / pivot[i]
-            for j in range(i, size + 1):
-                below[j] -= factor * pivot[j]
-    for i in reversed(range(size)):
-        row = rows[i]
-        row[size] = (row[size] - sum(row[j] * rows[j][size] for j in range(i + 1, size))) / row[i]
-    return [row[size] for row in rows]
 
 
 class Speed:
@@ -95,8 +117,8 @@ class Speed:
         self.loading = loading
         self._prefill_start = prefill
         self._loading_start = loading
-        self._prefill_filter = Filter(3, PREFILL_MEMORY, PREFILL_CLIP)
-        self._loading_filter = Filter(2, LOADING_MEMORY, LOADING_CLIP)
+        self._prefill_filter = Filter(PREFILL_MEMORY, PREFILL_CLIP)
+        self._loading_filter = Filter(LOADING_MEMORY, LOADING_CLIP)
 
     @property
     def prefills(self) -> int:
@@ -110,24 +132,20 @@ class Speed:
 
     def saw_prefill(self, computed: float, context: float, seconds: float) -> None:
         """Computing took `seconds` of undisturbed GPU time."""
-        start = self._prefill_start
+        start, known = self._prefill_start, self._prefill_filter
+        fixed, token, pair = start.fixed_seconds, start.token_seconds, start.pair_seconds
         pairs = computed * (context - computed / 2)
-        parts = [start.fixed_seconds, start.token_seconds * computed, start.pair_seconds * pairs]
-        self._prefill_filter.learn(parts, max(0.0, seconds))
-        fixed, token, pair = self._prefill_filter.values
-        self.prefill = Prefill(
-            start.fixed_seconds * fixed, start.token_seconds * token, start.pair_seconds * pair
-        )
+        known.learn(fixed, token * computed, pair * pairs, seconds if seconds > 0.0 else 0.0)
+        self.prefill = Prefill(fixed * known.first, token * known.second, pair * known.third)
 
     def saw_load(self, tokens: float, seconds: float) -> None:
         """Loading `tokens` from the shared tier took `seconds`."""
-        start = self._loading_start
+        start, known = self._loading_start, self._loading_filter
         transfer = tokens * start.bytes_per_token / start.bytes_per_second
-        self._loading_filter.learn([start.latency_seconds, transfer], max(0.0, seconds))
-        latency, per_byte = self._loading_filter.values
+        known.learn(start.latency_seconds, transfer, 0.0, max(0.0, seconds))
         self.loading = Loading(
-            start.latency_seconds * latency,
-            start.bytes_per_second / per_byte,
+            start.latency_seconds * known.first,
+            start.bytes_per_second / known.second,
             start.bytes_per_token,
         )
 

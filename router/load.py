@@ -16,6 +16,8 @@ USUAL_MEMORY = 0.95
 FOREIGN_SECONDS = 30.0
 """After this long without a scrape, what was said of others' requests no longer counts."""
 
+_new = tuple.__new__
+
 
 class Load:
     """Open tickets of one replica, and what is inferred from them."""
@@ -73,17 +75,23 @@ class Load:
 
     def pressure(self, now: float) -> Pressure:
         """All of the above at once."""
-        if self.pending and now >= self._head_ends_at:
-            self.settle(now)
-        foreign = now < self._foreign_until
+        queue_s = 0.0
+        if self.pending:
+            if now >= self._head_ends_at:
+                self.settle(now)
+            if self.pending:
+                head_s = self._head_ends_at - now
+                queue_s = self._free_at - self._head_ends_at + (head_s if head_s > 0.0 else 0.0)
         waiting, decodes = len(self.pending), len(self.decoding)
-        if foreign:
-            waiting += self._foreign_waiting
+        if now < self._foreign_until:
+            if self._foreign_waiting:
+                waiting += self._foreign_waiting
+                queue_s += self._foreign_waiting * self.usual_s
             decodes += self._foreign_decodes
-        queue_s = self.queue_s(now) if waiting else 0.0
         io_wait_s = self.io_free_at - now
-        return Pressure(
-            queue_s, waiting, io_wait_s if io_wait_s > 0.0 else 0.0, decodes, self.kv_usage
+        return _new(
+            Pressure,
+            (queue_s, waiting, io_wait_s if io_wait_s > 0.0 else 0.0, decodes, self.kv_usage),
         )
 
     def add(self, ticket: Ticket, now: float) -> None:
@@ -93,7 +101,8 @@ class Load:
             self.io_free_at = max(now, self.io_free_at) + ticket.load_s
         starts_at = ticket.ready_at
         if self.pending:
-            starts_at = max(starts_at, now + self.queue_s(now))
+            free_at = now + self.queue_s(now)
+            starts_at = free_at if free_at > starts_at else starts_at
         self._free_at = starts_at + ticket.compute_s
         if not self.pending:
             self._head_ends_at = self._free_at
@@ -128,7 +137,8 @@ class Load:
     def _reschedule(self, now: float) -> None:
         ends_at, is_head = self.last_first_at, True
         for ticket in self.pending:
-            ends_at = max(ends_at, ticket.ready_at) + ticket.compute_s
+            ready_at = ticket.ready_at
+            ends_at = (ready_at if ready_at > ends_at else ends_at) + ticket.compute_s
             if is_head:
                 self._head_ends_at, is_head = ends_at, False
                 ticket.decodes = self.decodes(now)

@@ -10,7 +10,9 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from router.estimate import Estimate
 from router.tickets import Ticket
+from router.values import value
 
 
 class ReplicaState(enum.Enum):
@@ -22,30 +24,14 @@ class ReplicaState(enum.Enum):
     HALF_OPEN = "half-open"  # takes one request, to see
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Seconds of one estimate. The parts overlap: `total_s` is not their sum."""
-
-    queue_s: float
-    """Until the prefills before it are done (W)."""
-    local_s: float
-    """Copying from the replica's host memory."""
-    shared_s: float
-    """Waiting for and reading from the shared tier."""
-    compute_s: float
-    """Computing what no cache holds, beside the running decodes."""
-    total_s: float
-    """Estimated time to first token."""
-    cost_s: float = 0.0
-    """What was compared: the above, and what the request costs others."""
-
-
-@dataclass(frozen=True, slots=True)
+@value
 class Decision:
     """A replica chosen, and already reserved under `ticket`."""
 
     replica: str
-    costs: Costs
+    costs: Estimate
+    """Seconds: `queue_s`, `local_s`, `shared_s`, `compute_s`, `total_s`; and `cost_s`, which was
+    compared. The parts overlap: `total_s` is not their sum."""
     runner_up: str | None
     runner_up_total_s: float | None
     local_tokens: int

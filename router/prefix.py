@@ -14,13 +14,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import xxhash
+from msgspec import MsgspecError
+from msgspec.json import Decoder
 
 from router.asks import Ask
 from router.canonical import TOKEN_BYTES, as_bytes, as_json, canonical
+from router.values import value
 
 BLOCK_BYTES = 512
 """About 128 tokens of English: a system prompt has several, a 128k-token prompt 1,000."""
@@ -49,11 +52,21 @@ _EVERYWHERE = (
     "reasoning_effort",
 )
 """Fields that change the prompt, or who may reuse it, from its beginning."""
+_EVERYWHERE_NAMES = frozenset(_EVERYWHERE)
 
 _hash = xxhash.xxh3_64_intdigest
+_decode = Decoder().decode
 
 
-@dataclass(frozen=True, slots=True)
+def _places(block_bytes: int, count: int) -> list[slice]:
+    return [slice(at, at + block_bytes) for at in range(0, count * block_bytes, block_bytes)]
+
+
+_PLACES = _places(BLOCK_BYTES, 1024)
+"""Where blocks of the usual size lie: cutting 64 KB costs half as much with these at hand."""
+
+
+@value
 class Parsed:
     """A request's body, read once. Drop it when the request is decided: `fields` is a copy."""
 
@@ -85,7 +98,7 @@ def parse(
 ) -> Parsed:
     """What the body of a request to `path` asks for. Never raises for what a client can send."""
     try:
-        fields = json.loads(body[0] if len(body) == 1 else b"".join(body))
+        fields = _decoded(body[0] if len(body) == 1 else b"".join(body))
     except (ValueError, RecursionError) as error:
         return Parsed(error=f"the body is not JSON: {error}")
     if type(fields) is not dict:
@@ -104,17 +117,28 @@ def parse(
     seed = _seed(fields, model, token_count is not None)
     blocks = chain(data, seed, block_bytes, blocks_max)
     return Parsed(
-        model=model,
-        stream=stream,
-        output_tokens=_output_tokens(fields),
-        ask_blocks=blocks,
-        block_bytes=block_bytes,
-        canonical_bytes=len(data),
-        token_count=token_count,
-        wants_usage=not stream or _includes_usage(fields),
-        affinity=_affinity(fields, data, seed, blocks),
-        fields=fields,
+        model,
+        stream,
+        _output_tokens(fields),
+        blocks,
+        block_bytes,
+        len(data),
+        token_count,
+        not stream or _includes_usage(fields),
+        _affinity(fields, data, seed, blocks),
+        fields,
     )
+
+
+def _decoded(body: bytes) -> Any:
+    """The body's JSON. ValueError or RecursionError for what is none.
+
+    msgspec reads a fifth of the time; what it refuses the standard library reads again, which
+    also takes NaN, lone surrogates and UTF-16, as Python's engines do."""
+    try:
+        return _decode(body)
+    except (MsgspecError, ValueError, RecursionError):
+        return json.loads(body)
 
 
 def ask_of(parsed: Parsed, tokens_per_byte: float = TOKENS_PER_BYTE) -> Ask:
@@ -124,22 +148,26 @@ def ask_of(parsed: Parsed, tokens_per_byte: float = TOKENS_PER_BYTE) -> Ask:
     else:
         tokens = math.ceil(parsed.canonical_bytes * tokens_per_byte)
     return Ask(
-        blocks=parsed.ask_blocks,
-        block_tokens=parsed.block_bytes * tokens_per_byte,
-        prompt_tokens=max(1, tokens),
-        output_tokens=parsed.output_tokens,
-        model=parsed.model,
-        affinity=parsed.affinity,
-        is_streamed=parsed.stream,
+        parsed.ask_blocks,
+        parsed.block_bytes * tokens_per_byte,
+        tokens if tokens > 1 else 1,
+        parsed.output_tokens,
+        parsed.model,
+        parsed.affinity,
+        None,
+        parsed.stream,
     )
 
 
 def chain(data: bytes, seed: int, block_bytes: int, blocks_max: int) -> list[int]:
     """Hashes of the whole blocks of `data`, each seeded with the one before."""
-    blocks = []
-    end = min(len(data) // block_bytes, blocks_max) * block_bytes
-    for start in range(0, end, block_bytes):
-        seed = _hash(data[start : start + block_bytes], seed)
+    blocks: list[int] = []
+    count = min(len(data) // block_bytes, blocks_max)
+    places = _PLACES[:count]
+    if block_bytes != BLOCK_BYTES or count > len(places):
+        places = _places(block_bytes, count)
+    for block in map(data.__getitem__, places):
+        seed = _hash(block, seed)
         blocks.append(seed)
     return blocks
 
@@ -153,9 +181,10 @@ def token_seed(adapter: str, cache_salt: str) -> int:
 def _seed(fields: Mapping[str, Any], model: str, is_tokens: bool) -> int:
     """What the chain starts from: equal only where prefixes may be shared at all."""
     text = f"{model}\0{is_tokens}"
-    for name in _EVERYWHERE:
-        if name in fields:
-            text += f"\0{name}\0{as_json(fields[name])}"
+    if not _EVERYWHERE_NAMES.isdisjoint(fields):
+        for name in _EVERYWHERE:
+            if name in fields:
+                text += f"\0{name}\0{as_json(fields[name])}"
     return _hash(as_bytes(text))
 
 

@@ -47,13 +47,13 @@ class Scores:
         wall = self._wall()
         bucket = self.history.at(wall)
         bucket.requests += 1
-        known = 0
         expected = (decision.local_tokens, decision.dram_tokens, decision.shared_tokens)
-        for place, count in enumerate(expected):
-            if count:
-                known += count
-                bucket.tokens[place] += count
-                self.tally.count(SOURCE_SERIES[place], count)
+        known = sum(expected)
+        if known:
+            for place, count in enumerate(expected):
+                if count:
+                    bucket.tokens[place] += count
+                    self.tally.count(SOURCE_SERIES[place], count)
         computed = ask.prompt_tokens - known
         if computed > 0:
             bucket.tokens[3] += computed

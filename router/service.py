@@ -20,7 +20,7 @@ from typing import Protocol
 from router import answers
 from router.asks import Ask, Usage
 from router.exact import Exact
-from router.exchanges import Decided
+from router.exchanges import NOBODY, Decided
 from router.fleet import Fleet
 from router.members import Members
 from router.outcome import Decision, Overload
@@ -95,7 +95,8 @@ class Service:
 
     def choose(self, ask: Ask, now: float, exclude: frozenset[str]) -> Decision | Overload | None:
         """The fleet's choice among the replicas that serve the model, reserved."""
-        return self._fleet.choose(ask, now, exclude=exclude | self.members.without(ask.model))
+        lacking = self.members.without(ask.model)
+        return self._fleet.choose(ask, now, exclude=exclude | lacking if exclude else lacking)
 
     def refusal(self, overload: Overload | None) -> Reply:
         """The answer to a request no replica gets."""
@@ -132,18 +133,18 @@ class Service:
         on_usage: Callable[[Usage], None] | None,
     ) -> Exchange | Reply:
         now = self._now()
-        decision = self.choose(ask, now, frozenset())
+        decision = self.choose(ask, now, NOBODY)
         if not isinstance(decision, Decision):
             return self.refusal(decision)
         return Decided(
             self,
             ask,
             decision,
-            kind=KINDS[path],
-            is_stream=parsed.stream,
-            received_at=request.received_at or now,
-            now=now,
-            on_usage=on_usage,
+            KINDS[path],
+            parsed.stream,
+            request.received_at or now,
+            now,
+            on_usage,
         )
 
     def _passed(self, path: bytes, request: Request) -> Exchange | Reply:

@@ -89,11 +89,13 @@ class Path:
 
 def shared_run(left: Sequence[int], right: Sequence[int], start: int = 0) -> int:
     """How many blocks of `left` equal those of `right` from `start` on, of two hash chains."""
-    low, high = 0, min(len(left), len(right) - start)
+    high, longest = len(left), len(right) - start
+    high = high if high < longest else longest
     if high <= 0 or left[0] != right[start]:
         return 0
     if left[high - 1] == right[start + high - 1]:
         return high
+    low = 0
     while high - low > 1:  # the first `low` are equal, the first `high` are not
         middle = (low + high) // 2
         if left[middle - 1] == right[start + middle - 1]:
@@ -125,8 +127,20 @@ class Tree:
             node = child
         return Path(blocks, nodes, common, position)
 
-    def touch(self, path: Path, holders: Sequence[Holder], since: float = 0.0) -> None:
-        """The holders have the whole prompt now, most recently used. `path` is used up."""
+    def found(self, edge: Node | None, blocks: Sequence[int]) -> Path:
+        """The same, from the edge a prompt's last `touch` returned: usually it ends there still."""
+        total = len(blocks)
+        if edge is None or edge.parent is None or edge.start + len(edge.blocks) != total:
+            return self.find(blocks)  # it was forgotten, shortened or split
+        nodes, common = [edge], len(edge.blocks)
+        while (edge := edge.parent) is not None and edge.parent is not None:
+            nodes.append(edge)
+        nodes.reverse()
+        return Path(blocks, nodes, common, total)
+
+    def touch(self, path: Path, holders: Sequence[Holder], since: float = 0.0) -> Node | None:
+        """The holders have the whole prompt now, most recently used. `path` is used up. Returns
+        the prompt's last edge."""
         nodes = path.nodes
         last = nodes[-1] if nodes else self.root
         if path.common < len(last.blocks):
@@ -140,7 +154,9 @@ class Tree:
             for holder in holders:
                 _hold(holder, node, len(node.blocks), since)
         for holder in holders:
-            self.shrink(holder)
+            if holder.used > holder.capacity:
+                self.shrink(holder)
+        return nodes[-1] if nodes else None
 
     def _split(self, node: Node, at: int) -> None:
         """Keeps the first blocks in `node`, so that its place in every LRU stands, and puts the
@@ -208,8 +224,9 @@ class Tree:
         node = entry.node
         while node.parent is not None and not node.entries and not node.children:
             self.blocks -= len(node.blocks)
-            del node.parent.children[node.blocks[0]]
-            node = node.parent
+            parent, node.parent = node.parent, None
+            del parent.children[node.blocks[0]]
+            node = parent
         self._trim(node)
 
     def _trim(self, node: Node) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from router.asks import Ask
 from router.estimate import Estimate
+from router.shadow import Node
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +61,8 @@ class Ticket:
     io_waited_s: float = 0.0
     """Predicted wait for earlier loads."""
     is_open: bool = True
+    edge: Node | None = None
+    """Where its prompt ended in the tree when it was chosen."""
 
     @property
     def cached_tokens(self) -> float:
@@ -76,19 +79,19 @@ class Ticket:
 def ticket_for(ask: Ask, replica: str, costs: Estimate, known_blocks: int, now: float) -> Ticket:
     """The reservation of a request that was promised these costs."""
     return Ticket(
-        replica=replica,
-        blocks=ask.blocks,
-        block_tokens=ask.block_tokens,
-        prompt_tokens=ask.prompt_tokens,
-        local_tokens=costs.gpu_tokens,
-        host_tokens=costs.host_tokens,
-        shared_tokens=costs.shared_tokens,
-        compute_s=costs.compute_s,
-        io_s=costs.local_s + costs.shared_s,
-        load_s=costs.load_s,
-        local_s=costs.local_s,
-        chosen_at=now,
-        known_blocks=known_blocks,
-        is_streamed=ask.is_streamed,
+        replica,
+        ask.blocks,
+        ask.block_tokens,
+        ask.prompt_tokens,
+        costs.gpu_tokens,
+        costs.host_tokens,
+        costs.shared_tokens,
+        costs.compute_s,
+        costs.local_s + costs.shared_s,
+        costs.load_s,
+        costs.local_s,
+        now,
+        known_blocks,
+        ask.is_streamed,
         io_waited_s=costs.shared_s - costs.load_s,
     )

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from router.values import value
+
 Header = tuple[bytes, bytes]
 """Name and value as bytes; names of parsed requests are in lower case."""
 
@@ -45,7 +47,7 @@ class Reply:
     headers: tuple[Header, ...] = ((b"content-type", b"application/json"),)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Attempt:
     """Where to send the request, and what to add."""
 
