@@ -12,12 +12,12 @@ is wrong.
 from __future__ import annotations
 
 import enum
+import getpass
 import json
 import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -26,6 +26,7 @@ from pathlib import Path
 
 from bench.demo.fleet import free_ports
 from launch import commands, facts
+from launch.leftovers import make_scratch
 from launch.parts import Part, stop_parts
 from launch.plan import plan_node
 from launch.restarts import Restarts
@@ -71,7 +72,7 @@ def welcome(address: str, port: int, site: Site) -> list[str]:
     """How the fleet is used, from the cluster and from outside."""
     url = f"http://{address}:{port}"
     key = ' -H "Authorization: Bearer $(cat KEY_FILE)"' if site.api_key_file else ""
-    job, user = os.environ.get("SLURM_JOB_ID", "JOB"), os.environ.get("USER", "USER")
+    job, user = os.environ.get("SLURM_JOB_ID", "JOB"), getpass.getuser()
     return [
         f"URL: {url}/v1",
         f"from your own machine: ssh -N -L {port}:{address}:{port} {user}@LOGIN_NODE",
@@ -167,7 +168,7 @@ def main() -> int:
         return 2
     expected = each * int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
     Path(site.logs).mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix="sfs-", dir=site.scratch))
+    scratch = make_scratch(Path(site.scratch))
     try:
         return run(site, Head(site, scratch), expected, found.address, stop.wait)
     finally:

@@ -18,7 +18,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -30,6 +29,7 @@ from typing import Protocol
 from bench.demo.fleet import free_ports
 from launch import commands, facts
 from launch.commands import HOSTS_FILE_VARIABLE, Command, ServerPorts
+from launch.leftovers import make_scratch, note_segments
 from launch.parts import Part, stop_parts
 from launch.plan import NodePlan, ReplicaPlan, fixed_ports, plan_node
 from launch.restarts import SERVER_PAUSE_SECONDS, Restarts
@@ -49,7 +49,6 @@ class Running(Protocol):
     def exit_code(self) -> int | None: ...
     @property
     def log(self) -> Path: ...
-    def note_segments(self) -> None: ...
 
 
 class Effects(Protocol):
@@ -59,6 +58,7 @@ class Effects(Protocol):
     def stop(self, parts: Sequence[Running]) -> None: ...
     def ports(self, count: int) -> Sequence[int]: ...
     def is_healthy(self, url: str) -> bool: ...
+    def note_segments(self) -> None: ...
     def now(self) -> float: ...
 
 
@@ -72,11 +72,6 @@ class _Replica:
     port: int = 0
     start_at: float | None = 0.0
     """None: given up."""
-
-    @property
-    def parts(self) -> list[Running]:
-        """Announcer first: a replica is withdrawn before it goes."""
-        return [part for part in (self.announcer, self.engine) if part is not None]
 
 
 class Node:
@@ -112,8 +107,7 @@ class Node:
             for replica in self._replicas:
                 self._tend(replica, now)
         if self._ticks % NOTE_EVERY_TICKS == 0:
-            for part in self._all_parts():
-                part.note_segments()
+            self._effects.note_segments()
 
     def stop(self) -> None:
         """Announcers, engines, then the server."""
@@ -121,10 +115,6 @@ class Node:
         self._effects.stop([r.announcer for r in replicas if r.announcer])
         self._effects.stop([r.engine for r in replicas if r.engine])
         self._effects.stop([server] if server else [])
-
-    def _all_parts(self) -> list[Running]:
-        servers = [self._server] if self._server else []
-        return servers + [part for replica in self._replicas for part in replica.parts]
 
     def _tend_server(self, now: float) -> None:
         if self._server is None:
@@ -206,6 +196,7 @@ class Machine:
 
     def __init__(self, site: Site, name: str, scratch: Path) -> None:
         self._site, self._name, self._scratch = site, name, scratch
+        self._parts: list[Part] = []
         self._key = Path(site.api_key_file).read_text().strip() if site.api_key_file else ""
 
     def start(self, name: str, command: Command) -> Part:
@@ -214,11 +205,14 @@ class Machine:
                 command, environment={**command.environment, "VLLM_API_KEY": self._key}
             )
         path = Path(self._site.logs) / f"{self._name}-{name}.log"
-        return Part(command, path, self._scratch)
+        part = Part(command, path, self._scratch)
+        self._parts.append(part)
+        return part
 
     def stop(self, parts: Sequence[Running]) -> None:
-        ours = [part for part in parts if isinstance(part, Part)]
-        stop_parts(ours, self._site.stop_seconds / 2)
+        ours = [part for part in self._parts if part in parts]
+        self._parts = [part for part in self._parts if part not in parts]
+        stop_parts(ours, self._site.stop_seconds / 2, beside=self._parts)
 
     def ports(self, count: int) -> Sequence[int]:
         return free_ports(count)
@@ -230,6 +224,11 @@ class Machine:
                 return bool(answer.status == 200)
         except OSError:
             return False
+
+    def note_segments(self) -> None:
+        for part in self._parts:
+            part.note_segments()
+        note_segments(self._scratch, {s for part in self._parts for s in part.segments})
 
     def now(self) -> float:
         return time.monotonic()
@@ -276,8 +275,7 @@ def main() -> int:
         print(f"launch.node: {error}", file=sys.stderr)
         return 2
     hosts_file = os.environ.get(HOSTS_FILE_VARIABLE, "")
-    # Short, because engines put sockets into it and their paths are limited to 107 bytes.
-    scratch = Path(tempfile.mkdtemp(prefix="sfs-", dir=site.scratch))
+    scratch = make_scratch(Path(site.scratch))
     log.info("%s", json.dumps([r.name for r in plan.replicas]))
     try:
         node = Node(site, plan, Machine(site, plan.name, scratch), hosts_file=hosts_file)

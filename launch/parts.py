@@ -61,15 +61,23 @@ class Part:
         self._segments |= shared_segments(members([self.session]))
 
 
-def stop_parts(parts: Iterable[Part], grace_seconds: float) -> None:
-    """Ends them side by side: SIGTERM, then SIGKILL; then their segments are removed."""
-    ending = list(parts)
+def stop_parts(parts: Iterable[Part], grace_seconds: float, *, beside: Iterable[Part] = ()) -> None:
+    """Ends them side by side: SIGTERM, then SIGKILL; then their segments are removed.
+
+    `beside`: parts that stay for now, but may be ending by themselves (a cancelled job's processes
+    all get SIGTERM); what they map meanwhile is noted.
+    """
+    ending, others = list(parts), list(beside)
     if not ending:
         return
+
+    def reap() -> None:
+        for part in ending:
+            _ = part.exit_code
+        for part in others:
+            part.note_segments()
+
+    reap()
     segments = set().union(*(part.segments for part in ending))
-    stop_sessions(
-        [part.session for part in ending],
-        grace_seconds=grace_seconds,
-        reap=lambda: [part.exit_code for part in ending],
-        segments=segments,
-    )
+    sessions = [part.session for part in ending]
+    stop_sessions(sessions, grace_seconds=grace_seconds, reap=reap, segments=segments)

@@ -38,9 +38,25 @@ wait_for() {
     return "$status"
 }
 
-# Runs a command once on every node of the job, beside what runs there already. A node that
-# fails does not end the others' (--no-kill, --kill-on-bad-exit=0, --wait=0).
-on_every_node() {
+# Starts a command once on every node of the job, beside what runs there already, and keeps its
+# standard input open: `end_step` closes it, which is how the command is told to end. (A signal
+# would reach every process of the step at once, the engines included.) A node that fails does
+# not end the others. Process and input: ${step_pid[NAME]}, ${step_in[NAME]}.
+declare -A step_pid step_in
+start_step() {
+    local name=$1 folder input
+    shift
+    folder=$(mktemp -d) && mkfifo "$folder/input" || exit
     srun --ntasks-per-node=1 --ntasks="$SLURM_JOB_NUM_NODES" --overlap --unbuffered \
-        --no-kill --kill-on-bad-exit=0 --wait=0 "$@"
+        --no-kill --kill-on-bad-exit=0 --wait=0 "$@" <"$folder/input" &
+    step_pid[$name]=$!
+    exec {input}>"$folder/input"
+    step_in[$name]=$input
+    rm -r "$folder"
+}
+
+end_step() {
+    local input=${step_in[$1]}
+    exec {input}>&-
+    wait_for "${step_pid[$1]}"
 }

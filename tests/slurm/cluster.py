@@ -15,7 +15,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -209,7 +209,7 @@ class Cluster:
         parts = []
         for path in sorted(self.folder.glob("*.log")) + sorted(self.folder.glob("*.out")):
             with suppress(OSError):
-                tail = path.read_text(errors="replace").splitlines()[-12:]
+                tail = path.read_text(errors="replace").splitlines()[-4:]
                 parts.append(f"{path.name}:\n  " + "\n  ".join(tail))
         return "\n".join(parts)
 
@@ -220,9 +220,9 @@ class Cluster:
         process.wait(10)
 
     def _sessions_on(self, name: str) -> list[Session]:
-        """Sessions of processes whose environment says that they run on this node of ours."""
+        """Sessions of what runs on this node of ours: what says so, and its descendants."""
         found: dict[int, Session] = {}
-        for pid in processes_with(self.environment["SLURM_CONF"], name):
+        for pid in with_descendants(processes_with(self.environment["SLURM_CONF"], name)):
             stat = read_stat(pid)
             if stat is not None and stat.session not in found:
                 leader = read_stat(stat.session)
@@ -251,4 +251,18 @@ def processes_with(conf: str, node: str | None = None) -> list[int]:
             is_job = any(word.startswith(b"SLURM_JOB_ID=") for word in words)
             if f"SLURM_CONF={conf}".encode() in words and is_job and on_node:
                 found.append(int(name))
+    return found
+
+
+def with_descendants(pids: Iterable[int]) -> set[int]:
+    """These processes and all below them: engines overwrite the environment that would tell."""
+    parents = {}
+    for name in os.listdir("/proc"):
+        with suppress(OSError):
+            if name.isdigit():
+                text = Path(f"/proc/{name}/stat").read_text(errors="replace")
+                parents[int(name)] = int(text.rsplit(") ", 1)[1].split()[1])
+    found = set(pids)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
     return found
