@@ -106,6 +106,7 @@ int main(int count, char **words) {
         failed = serve(session);
     else
         fprintf(stderr, "throttlefs: %s: %s\n", words[3], strerror(errno));
+    pacing_stop();
     fuse_session_unmount(session);
     unlink(words[3]);
     _exit(failed < 0 || failed == 1); /* answering threads may still hold requests */

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { ANSWERERS = 4, BUFFER_BYTES = 1 << 20, BUFFERS_KEPT = 256 };
 static const int64_t SECOND = 1000000000;
@@ -151,6 +152,7 @@ static struct answer **heap;
 static size_t waiting, room;
 static uint64_t orders;
 static bool led; /* somebody waits for the earliest deadline */
+static int sending;
 
 static bool before(const struct answer *a, const struct answer *b) {
     return a->due_ns != b->due_ns ? a->due_ns < b->due_ns : a->order < b->order;
@@ -215,6 +217,7 @@ static struct answer *next_due(void) {
         pthread_cond_timedwait(&earlier, &queue_lock, &until);
     }
     struct answer *answer = heap_pop();
+    sending++;
     led = false;
     pthread_cond_signal(&promoted);
     pthread_mutex_unlock(&queue_lock);
@@ -228,8 +231,20 @@ static void *answerer(void *unused) {
         struct answer *answer = next_due();
         answer->send(answer);
         free(answer);
+        pthread_mutex_lock(&queue_lock);
+        sending--;
+        pthread_mutex_unlock(&queue_lock);
     }
     return NULL;
+}
+
+void pacing_stop(void) {
+    pthread_mutex_lock(&queue_lock); /* and keeps it: nothing more can become due */
+    while (sending) {
+        pthread_mutex_unlock(&queue_lock);
+        usleep(200);
+        pthread_mutex_lock(&queue_lock);
+    }
 }
 
 bool pacing_start(void) {

@@ -140,6 +140,8 @@ void run_later(int64_t at_ns, void (*work)(void *), void *context);
 char *buffer_take(size_t bytes);
 void buffer_give(char *buffer);
 bool pacing_start(void);
+/* Nothing is sent any more once it returns: the session may be closed. */
+void pacing_stop(void);
 
 /* ---- faults.c: requests that fail or hang ------------------------------------------------------ */
 
