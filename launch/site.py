@@ -75,7 +75,7 @@ class Site:
     gekkofs_arguments: tuple[str, ...] = ()
     # Staging
     kept: str = ""
-    stage_seconds: float = 300.0
+    stage_seconds: float = 200.0
     stage_bytes: str = ""
 
     def __post_init__(self) -> None:
