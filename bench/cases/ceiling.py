@@ -270,8 +270,9 @@ def _bandwidth(rows: Sequence[Row]) -> list[Figure]:
             "Load and store beside fio on the same mount",
             f"{BATCH} in one batch; fio reads and writes as much in our block size with as many "
             "threads as ours used: a file for each writer, a part of one file for each reader. "
-            "Medians and 95 % intervals over rounds in turns. Processor time is that of each side's own process, without the mount's. fio's "
-            "clock counts whole milliseconds and leaves out its threads' start.",
+            "Medians and 95 % intervals over rounds in turns. Processor time is that of each "
+            "side's own process, without the mount's. fio's clock counts whole milliseconds and "
+            "leaves out its threads' start.",
             draw=partial(_draw, list(rows), latencies),
             table=Table(head, tuple(lines)),
         )

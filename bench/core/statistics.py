@@ -34,7 +34,7 @@ class Interval:
     rounds: int
 
     def text(self, digits: int = 2) -> str:
-        if self.low == self.high:
+        if self.low == self.high or not np.isfinite(self.low):
             return f"{self.estimate:.{digits}f}"
         return f"{self.estimate:.{digits}f} ({self.low:.{digits}f}-{self.high:.{digits}f})"
 

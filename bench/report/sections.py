@@ -7,6 +7,7 @@ section then says so.
 from __future__ import annotations
 
 import io
+import math
 import os
 import traceback
 from collections.abc import Mapping
@@ -109,6 +110,7 @@ def measured_text(verdict: Verdict) -> str:
     if verdict.outcome is Outcome.NOT_MEASURED or verdict.measured is None:
         return "not measured"
     unit = f" {verdict.unit}" if verdict.unit else ""
-    if verdict.low is None or verdict.high is None or verdict.low == verdict.high:
+    low, high = verdict.low, verdict.high
+    if low is None or high is None or low == high or not math.isfinite(low):
         return f"{verdict.measured:.3g}{unit}"
     return f"{verdict.measured:.3g} ({verdict.low:.3g} to {verdict.high:.3g}){unit}"
