@@ -72,6 +72,7 @@ class Refusal(enum.Enum):
     SPENT = "this pass's credit is spent"
     FULL = "no room below the cap"
     NO_SPACE = "the file system was full a moment ago"
+    TOO_LARGE = "its pack is larger than 1/64 of the cap, so it never fits: raise the cap"
 
 
 class SpaceBackoff:
@@ -107,6 +108,7 @@ class Credits:
         self._valid_seconds = CREDIT_PASSES * pass_seconds
         self._in_flight_counts = in_flight_counts
         self._capped = False
+        self._pack_limit_bytes = 0
         self._credit_bytes = 0
         self._granted_bytes = 0
         self._valid_until = float("-inf")
@@ -116,9 +118,11 @@ class Credits:
     def in_flight_bytes(self) -> int:
         return self._in_flight_bytes
 
-    def cap(self, capped: bool) -> None:
+    def cap(self, cap_bytes: int | None) -> None:
+        """From now on; None: everything is granted."""
         with self._lock:
-            self._capped = capped
+            self._capped = cap_bytes is not None
+            self._pack_limit_bytes = in_flight_bytes_max(cap_bytes or 0)
 
     def grant(self, share_bytes: int, now: float, pass_seconds: float) -> None:
         """A pass is complete: a new share, less what is already in flight."""
@@ -132,6 +136,8 @@ class Credits:
         """Take `nbytes` of credit into flight, or say why not."""
         with self._lock:
             if self._capped:
+                if nbytes > self._pack_limit_bytes:
+                    return Refusal.TOO_LARGE
                 if now > self._valid_until:
                     return Refusal.STALE
                 if nbytes > self._credit_bytes:

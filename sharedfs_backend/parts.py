@@ -209,7 +209,7 @@ class Parts:
 
     def set_cap(self, cap_bytes: int | None) -> None:
         self._cap_bytes = cap_bytes
-        self.credits.cap(cap_bytes is not None and self.rules.credits_bound_stores)
+        self.credits.cap(cap_bytes if self.rules.credits_bound_stores else None)
 
     @property
     def cap_bytes(self) -> int | None:

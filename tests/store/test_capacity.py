@@ -49,7 +49,7 @@ def test_below_the_low_watermark_there_is_room_for_one_more_snapshot(cap: int, m
 
 def test_a_credit_is_spent_once_and_refused_when_stale_or_too_small() -> None:
     credits = Credits(pass_seconds=1.0)
-    credits.cap(True)
+    credits.cap(1 << 40)
     assert credits.reserve(1, now=0.0) is Refusal.STALE
     credits.grant(100, now=0.0, pass_seconds=1.0)
     assert credits.reserve(60, now=1.0) is None
@@ -60,7 +60,7 @@ def test_a_credit_is_spent_once_and_refused_when_stale_or_too_small() -> None:
 
 def test_what_is_in_flight_is_taken_from_the_next_credit() -> None:
     credits = Credits(pass_seconds=1.0)
-    credits.cap(True)
+    credits.cap(1 << 40)
     credits.grant(100, now=0.0, pass_seconds=1.0)
     credits.reserve(60, now=0.0)
     credits.grant(100, now=1.0, pass_seconds=1.0)
@@ -128,3 +128,13 @@ def test_a_cycle_of_parents_ends() -> None:
 
 def test_a_long_chain_has_its_length() -> None:
     assert depths({n: n - 1 for n in range(1, 2000)})[1999] == 1998
+
+
+def test_a_pack_that_can_never_fit_below_the_cap_is_told_apart_from_a_full_one() -> None:
+    """Waiting or sweeping would not help: only a larger cap does, and the reason says so."""
+    credits = Credits(pass_seconds=1.0)
+    credits.cap(64 << 20)
+    credits.grant(1 << 20, now=0.0, pass_seconds=1.0)
+    assert credits.reserve((1 << 20) + 1, now=0.0) is Refusal.TOO_LARGE
+    assert credits.reserve(1 << 20, now=0.0) is None
+    assert "raise the cap" in Refusal.TOO_LARGE.value
