@@ -24,7 +24,7 @@ from router.peers import Peers
 from router.precision import Precision, opened
 from router.relay.limits import Limits
 from router.relay.server import RelayServer, serve
-from router.replicas import ReplicaError
+from router.replicas import Replica, ReplicaError
 from router.routes import Routes
 from router.scores import Scores
 from router.service import Rules, Service
@@ -89,6 +89,7 @@ class App:
             ),
             now=now,
             replica_key=settings.replica_key,
+            on_silent=self._gone,
         )
         self.peers = Peers(self._asked, self._place.folder, self._place.number)
         self.service = Service(
@@ -215,6 +216,16 @@ class App:
             self.precision.follow()
         if joined or left:
             log.info("replicas: %d; joined: %s; left: %s", len(listing), joined, left)
+
+    def _gone(self, replica: Replica, trouble: str) -> None:
+        """Requests that wait for it go elsewhere now, not when their own time is up, if there is
+        an elsewhere: else they may as well wait for it to come back."""
+        if self.relay is None or not self.members.ready():
+            return
+        if moved := self.relay.give_up(replica.host, replica.port, trouble):
+            log.warning(
+                "%s is down (%s); requests that waited for it: %d", replica.id, trouble, moved
+            )
 
     def _no_list(self, trouble: str) -> None:
         self.tally.count(("list_errors_total",))

@@ -100,6 +100,11 @@ class Members:
                 member.trouble = trouble[:TROUBLE_CHARACTERS_MAX]
             self._settle(member)
 
+    def is_down(self, name: str) -> bool:
+        """Whether its breaker is open: no answer is expected of it."""
+        member = self._members.get(name)
+        return member is not None and member.breaker.position is Position.OPEN
+
     def serves(self, name: str, models: tuple[Mapping[str, object], ...]) -> None:
         """What its /v1/models lists."""
         if member := self._members.get(name):

@@ -45,12 +45,16 @@ class Watch:
         *,
         now: Callable[[], float],
         replica_key: str | None = None,
+        on_silent: Callable[[Replica, str], None] | None = None,
     ) -> None:
+        """`on_silent` hears of each probe without an answer from a replica that is down, and
+        why. One that answers it is unwell may still finish what it has."""
         self._members = members
         self._fleet = fleet
         self._rhythm = rhythm
         self._now = now
         self._key = replica_key
+        self._on_silent = on_silent
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def follow(self) -> None:
@@ -91,6 +95,7 @@ class Watch:
             await asyncio.sleep(max(0.01, next_at - self._now()))
 
     async def _probe(self, replica: Replica) -> None:
+        is_silent = False
         try:
             answer = await fetch(
                 replica,
@@ -100,8 +105,10 @@ class Watch:
             )
             trouble = f"its health check says {answer.status}" if answer.status >= 500 else ""
         except FetchError as error:
-            trouble = f"its health check failed: {error}"
+            trouble, is_silent = f"its health check failed: {error}", True
         self._members.probed(replica.id, trouble, self._now())
+        if is_silent and self._on_silent is not None and self._members.is_down(replica.id):
+            self._on_silent(replica, trouble)
 
     async def _scrape(self, replica: Replica) -> None:
         try:

@@ -207,6 +207,10 @@ class Client(asyncio.Protocol):
         self._since = self._common.now()
         self.transport.close()
 
+    def give_up(self, host: str, port: int, detail: str) -> bool:
+        """Whether its request waited for an answer from this address, and now waits no more."""
+        return self._transfer is not None and self._transfer.give_up(host, port, detail)
+
     # -- deadlines ------------------------------------------------------------------------------
 
     def close_if_idle(self) -> None:

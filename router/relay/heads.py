@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Final
 
 from router.relay.exchange import Attempt, Header, Reply, Request
 
@@ -146,10 +147,10 @@ def request_head(request: Request, attempt: Attempt, body_bytes: int) -> bytes:
 class Ending:
     """How the end of a response's body is told. Plain integers: compared once for each piece."""
 
-    EMPTY = 0  # no body at all
-    COUNTED = 1  # content-length
-    CHUNKED = 2
-    CLOSED = 3  # when the connection ends
+    EMPTY: Final = 0  # no body at all
+    COUNTED: Final = 1  # content-length
+    CHUNKED: Final = 2
+    CLOSED: Final = 3  # when the connection ends
 
 
 def response_ending(

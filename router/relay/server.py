@@ -84,6 +84,11 @@ class RelayServer:
         while len(common.pool):
             await asyncio.sleep(0)  # Connections say that they are lost on the next turn.
 
+    def give_up(self, host: str, port: int, detail: str) -> int:
+        """Fails every attempt at this address of which nothing was passed on yet, at once: somebody
+        knows that no answer will come. Returns how many; the exchanges say what follows."""
+        return sum(client.give_up(host, port, detail) for client in list(self._common.clients))
+
     def sweep(self, now: float) -> None:
         """Ends every wait whose time is up."""
         for client in list(self._common.clients):

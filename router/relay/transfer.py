@@ -95,7 +95,7 @@ class Transfer:
     def _go(self, attempt: Attempt, *, is_fresh: bool) -> None:
         self._attempts += 1
         if self._attempts > self._common.limits.attempts_max:
-            self._give_up()
+            self._exhausted()
             return
         self._attempt = attempt
         key = (attempt.host, attempt.port, attempt.is_tls)
@@ -145,6 +145,25 @@ class Transfer:
         self.upstream = None
         self._failed(Failure.TIMEOUT, "no answer in time")
 
+    def give_up(self, host: str, port: int, detail: str) -> bool:
+        """Ends an attempt at this address as failed, unless bytes of its body were passed on.
+        False: there was none."""
+        attempt = self._attempt
+        if self._is_over or attempt is None or (attempt.host, attempt.port) != (host, port):
+            return False
+        self._deadline = math.inf
+        if self._task is not None:  # still connecting
+            self._task.cancel()
+            self._task = None
+            self._failed(Failure.CONNECT, detail)
+            return True
+        if self.upstream is None or self.upstream.is_passing:
+            return False
+        self.upstream.drop()
+        self.upstream = None
+        self._failed(Failure.TIMEOUT, detail)
+        return True
+
     def _failed(self, failure: Failure, detail: str) -> None:
         assert self._exchange is not None
         following = self._exchange.failed(failure, detail, self._common.now())
@@ -153,7 +172,7 @@ class Transfer:
         else:
             self._go(following, is_fresh=False)
 
-    def _give_up(self) -> None:
+    def _exhausted(self) -> None:
         """More attempts than anybody may ask for: the exchange ends as if the client had left."""
         assert self._exchange is not None
         self._exchange.abandoned(self._common.now())

@@ -279,6 +279,38 @@ def test_health_checks_never_reset_load_counters() -> None:
         until(lambda: row(running, one.id).in_flight == 0)
 
 
+def test_a_replica_that_hangs_keeps_nobody_waiting_once_its_probes_say_so() -> None:
+    """Its requests would wait for half an hour; the other one answers them instead."""
+    with replicas(2) as pair, router(*(each.url for each in pair)) as running:
+        running.wait_ready(2)
+        hold = threading.Event()
+        for each in pair:
+            each.script.hold = hold
+        connection = running.connect()
+        connection.request("POST", "/v1/chat/completions", json.dumps(chat()).encode())
+        until(lambda: any(each.prompts() for each in pair))
+        hung, well = sorted(pair, key=lambda each: not each.prompts())
+        well.script.hold = None
+        hung.script.health = 0
+        answer = connection.getresponse()
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+        assert answer.headers["x-sharedfs-replica"] == well.id
+        assert "retries=1" in answer.headers["x-sharedfs-reason"]
+
+
+def test_a_replica_that_hangs_is_waited_for_where_there_is_no_other() -> None:
+    with replicas(1) as (one,), router(one.url) as running:
+        running.wait_ready(1)
+        hold = one.script.hold = threading.Event()
+        connection = running.connect()
+        connection.request("POST", "/v1/chat/completions", json.dumps(chat()).encode())
+        until(lambda: row(running, one.id).in_flight == 1)
+        one.script.health = 0
+        until(lambda: row(running, one.id).state.value == "down")
+        hold.set()
+        assert connection.getresponse().read().endswith(b"data: [DONE]\n\n")
+
+
 def test_draining_a_replica_cuts_no_stream() -> None:
     with replicas(2) as pair, router(*(each.url for each in pair)) as running:
         running.wait_ready(2)

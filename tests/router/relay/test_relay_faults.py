@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
-from router.relay.exchange import Failure, Reply
+from router.relay.exchange import Attempt, Failure, Reply
 from router.relay.limits import Limits
 from tests.router.relay.harness import (
     CHUNKED,
@@ -98,6 +99,66 @@ async def test_a_replica_that_hangs_is_given_up_after_its_time(head: bytes) -> N
             await until(lambda: hanging.open == 0)
     calls = [call for call in director.transcripts[0] if call != "head 200"]
     assert calls == ["sent", "failed timeout", "sent", "first_byte", "ended"]
+
+
+@pytest.mark.parametrize("head", [b"", CHUNKED])
+@over_sockets
+async def test_a_replica_that_is_given_up_keeps_nobody_waiting(head: bytes) -> None:
+    async def script(line: Line) -> None:
+        await line.request()
+        line.send(head)
+        await line.gone()
+
+    async with replica(script) as hanging, replica() as healthy:
+        director = ScriptedDirector(hanging.attempt(), healthy.attempt())
+        async with relaying(director) as relay, calling(relay) as caller:
+            caller.send(post(b"question"))
+            wanted = ["sent", "head 200"] if head else ["sent"]
+            await until(lambda: director.transcripts == [wanted])
+            assert relay.give_up("127.0.0.1", healthy.port, "down") == 0
+            assert relay.give_up("127.0.0.1", hanging.port, "down") == 1
+            assert (await caller.response())[1] == b"hello"
+            await until(lambda: hanging.open == 0)
+    calls = [call for call in director.transcripts[0] if call != "head 200"]
+    assert calls == ["sent", "failed timeout", "sent", "first_byte", "ended"]
+
+
+@over_sockets
+async def test_a_connection_that_is_still_being_made_is_given_up_too() -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        port = full.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):  # no room for another
+            async with replica() as healthy:
+                director = ScriptedDirector(Attempt("127.0.0.1", port), healthy.attempt())
+                async with relaying(director) as relay, calling(relay) as caller:
+                    caller.send(post(b"question"))
+                    await until(lambda: relay.tasks == 2)
+                    assert relay.give_up("127.0.0.1", port, "down") == 1
+                    assert (await caller.response())[1] == b"hello"
+    assert director.transcripts[0][:2] == ["failed connect", "sent"]
+
+
+@over_sockets
+async def test_an_answer_that_has_begun_is_not_given_up() -> None:
+    go_on = asyncio.Event()
+
+    async def script(line: Line) -> None:
+        await line.request()
+        line.send(PART)
+        await go_on.wait()
+        line.send(b"0\r\n\r\n")
+
+    async with replica(script) as slow:
+        director = ScriptedDirector(slow.attempt())
+        async with relaying(director) as relay, calling(relay) as caller:
+            caller.send(post(b"question"))
+            await until(lambda: ["sent", "head 200", "first_byte"] in director.transcripts)
+            assert relay.give_up("127.0.0.1", slow.port, "down") == 0
+            go_on.set()
+            assert (await caller.response())[1] == b"3\r\nabc\r\n0\r\n\r\n"
+    assert director.transcripts == [["sent", "head 200", "first_byte", "ended"]]
 
 
 @pytest.mark.parametrize(

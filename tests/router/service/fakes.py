@@ -50,6 +50,7 @@ class Script:
 
     status: int = 200
     health: int = 200
+    """0: no answer at all, the connection is closed."""
     error_body: bytes = b'{"error": {"message": "no", "code": 400}}'
     hold: threading.Event | None = None
     """The answer's first chunk waits for it; the head does too unless `head_first`."""
@@ -114,7 +115,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         script = self.server.script
-        if self.path.startswith("/health"):
+        if self.path.startswith("/health") and not script.health:
+            self.close_connection = True
+        elif self.path.startswith("/health"):
             self._whole(script.health, b"")
         elif self.path == "/metrics":
             self._whole(200, script.metrics.encode(), "text/plain")
