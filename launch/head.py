@@ -4,7 +4,8 @@
 
 Starts the router, waits until every replica is ready and says where the fleet answers and how to
 reach it from outside; says at intervals how far it is, and after FLEET_START_SECONDS goes on with
-what there is. The URL also stands in the file `url` beside the logs. SIGTERM drains the router.
+what there is. The URL also stands in the file `url` beside the logs. SIGTERM drains the router, and
+so does the end of standard input where `--held` is given.
 Exit status: 0 told to end, 1 the router cannot be kept running or nothing became ready, 2 a setting
 is wrong.
 """
@@ -16,9 +17,7 @@ import getpass
 import json
 import os
 import shutil
-import signal
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from pathlib import Path
 from bench.demo.fleet import free_ports
 from launch import commands, facts
 from launch.leftovers import make_scratch
+from launch.node import stop_event
 from launch.parts import Part, stop_parts
 from launch.plan import plan_node
 from launch.restarts import Restarts
@@ -156,9 +156,7 @@ def run(site: Site, head: Head, expected: int, address: str, stop: Callable[[flo
 
 def main() -> int:
     """The command."""
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_event(held="--held" in sys.argv[1:])
     try:
         site = Site.from_environment(os.environ)
         found = facts.gather(site, os.environ)

@@ -234,8 +234,8 @@ class Machine:
         return time.monotonic()
 
 
-def stop_event() -> threading.Event:
-    """Set at the end of standard input, SIGTERM or SIGINT."""
+def stop_event(*, held: bool = True) -> threading.Event:
+    """Set at SIGTERM or SIGINT and, where `held`, at the end of standard input."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -245,7 +245,8 @@ def stop_event() -> threading.Event:
             pass
         stop.set()
 
-    threading.Thread(target=read, daemon=True).start()
+    if held:
+        threading.Thread(target=read, daemon=True).start()
     return stop
 
 

@@ -4,6 +4,7 @@
     python -m launch.tier init                        namespaces are there, with profile and cap
     python -m launch.tier stage-in                    kept namespace -> this job's, while serving
     python -m launch.tier stage-out LEFT STATE        back, within the time that is left
+    python -m launch.tier address                     this node's address and a free port
 
 LEFT and STATE are Slurm's words for the job's time left (`squeue -o %L`) and its state (`-o %T`).
 Only the order of things and the arithmetic of time are here; the work is done by `sharedfs init`
@@ -18,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from bench.demo.fleet import free_ports
 from launch import commands, facts
 from launch.commands import HOSTS_FILE_VARIABLE, Command
 from launch.head import say
@@ -117,6 +119,9 @@ def main(words: Sequence[str] | None = None) -> int:
                 return init(site, hosts_file)
             case ["stage-in"]:
                 return stage_in(site, hosts_file)
+            case ["address"]:
+                print(facts.gather(site, os.environ).address, *free_ports(1))
+                return 0
             case ["stage-out", left, state]:
                 return stage_out(site, hosts_file, left, state)
     except SiteError as error:

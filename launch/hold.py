@@ -1,0 +1,61 @@
+"""Hold: one command on a node, kept until it is told to end, and ended whole.
+
+    python -m launch.hold NAME COMMAND...      its log is FLEET_LOGS/NODE-NAME.log
+
+For daemons that a job's step starts on every node (Ray); "python" is this one. It runs until this process's standard
+input ends, SIGTERM or SIGINT, or until it ends by itself; then its whole session is ended. Exit
+status: 0 told to end, 1 it ended by itself, 2 wrong arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from launch.commands import Command
+from launch.leftovers import make_scratch
+from launch.node import TICK_SECONDS, stop_event
+from launch.parts import Part, stop_parts
+
+STOP_SECONDS = 10.0
+
+
+def hold(part: Part, stop: Callable[[float], bool]) -> int:
+    """Until `stop`, or until the part ends. Returns the exit status."""
+    try:
+        while part.exit_code is None:
+            if stop(TICK_SECONDS):
+                return 0
+            part.note_segments()
+        return 1
+    finally:
+        stop_parts([part], STOP_SECONDS)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command."""
+    given = list(sys.argv[1:] if words is None else words)
+    if len(given) < 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    name, *command = given
+    if command[0] == "python":
+        command[0] = sys.executable
+    stop = stop_event()
+    node = os.environ.get("SLURMD_NODENAME", "node")
+    scratch = make_scratch(Path(os.environ.get("FLEET_SCRATCH") or "/tmp"))
+    log = Path(os.environ.get("FLEET_LOGS") or scratch) / f"{node}-{name}.log"
+    try:
+        status = hold(Part(Command(tuple(command)), log, scratch), stop.wait)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if status:
+        print(f"{node}: {name} ended by itself; see {log}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
