@@ -36,7 +36,11 @@ class Site:
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def script(
-        self, name: str, *words: str, environ: Mapping[str, str] | None = None
+        self,
+        name: str,
+        *words: str,
+        environ: Mapping[str, str] | None = None,
+        cwd: Path | str = "/",
     ) -> subprocess.CompletedProcess[str]:
         """Runs one of the scripts from another directory than the checkout."""
         file = self.directory / "images.env"
@@ -51,7 +55,7 @@ class Site:
         }
         return subprocess.run(
             [str(SCRIPTS / name), *words],
-            cwd="/",
+            cwd=cwd,
             env=environment | dict(environ or {}),
             capture_output=True,
             text=True,
@@ -182,6 +186,12 @@ def test_what_the_fleet_says_passes_and_a_login_shell_does_not(site: Site) -> No
     for name in ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "FLEET_STORE_SETTINGS", "SITE_A", "ONE"):
         assert inside[name] == outside[name]
     assert not {"PYTHONSTARTUP", "LD_LIBRARY_PATH"} & set(inside)
+
+
+def test_patterns_are_not_the_names_of_files(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "HF_TOKEN.txt").touch()
+    words = ("run.sh", "engine", "printenv", "HF_TOKEN")
+    assert site.script(*words, environ={"HF_TOKEN": "x"}, cwd=tmp_path).stdout == "x\n"
 
 
 def test_nothing_is_written_to_a_home(site: Site) -> None:
