@@ -58,6 +58,11 @@ for path in "$cache" ${TMPDIR:+"$TMPDIR"} ${FLEET_SCRATCH:+"$FLEET_SCRATCH"} \
     *) options+=(--bind "$path") ;;
     esac
 done
+# GekkoFS: where its daemons keep data and where it appears, once they are there.
+for path in ${FLEET_GEKKOFS_DATA:+"$FLEET_GEKKOFS_DATA"} \
+    ${FLEET_GEKKOFS_MOUNT:+"$FLEET_GEKKOFS_MOUNT"}; do
+    [ ! -e "$path" ] || options+=(--bind "$path")
+done
 [ ! -d "$IMAGE_DIR/gekkofs" ] || options+=(--bind "$IMAGE_DIR/gekkofs:/opt/gekkofs:ro")
 
 # Values pass through APPTAINERENV_ variables: `--env` would cut them at commas.

@@ -251,6 +251,18 @@ def test_gekkofs_is_bound_where_it_was_built_for(site: Site) -> None:
     assert [bind in options(call, "bind") for call in site.calls] == [False, True]
 
 
+def test_gekkofs_daemon_runs_in_its_image_with_its_data(site: Site) -> None:
+    """As launch/slurm/gekkofs.sh starts it; here there is no such program, which is said."""
+    environ = {"FLEET_GEKKOFS_DATA": "/usr/share", "FLEET_GEKKOFS_MOUNT": "/nowhere"}
+    words = ["--rootdir", "/usr/share/x", "--mountdir", "/nowhere"]
+    done = site.script("gkfs_daemon.sh", *words, environ=environ)
+    assert "executable file not found" in done.stderr
+    (call,) = site.calls
+    assert call["image"] == f"{site.images}/gekkofs.sif"
+    assert call["command"] == ["gkfs_daemon", *words]
+    assert "/usr/share" in options(call, "bind") and "/nowhere" not in options(call, "bind")
+
+
 def test_a_signal_reaches_the_command_and_its_status_comes_back(site: Site) -> None:
     assert site.run("router", "sh", "-c", "kill -TERM $$").returncode == -15
     assert site.run("router", "sh", "-c", "exit 7").returncode == 7
@@ -290,7 +302,7 @@ def test_a_jobs_own_directories_are_bound(site: Site, name: str) -> None:
     assert "/usr/share" in options(site.calls[0], "bind")
 
 
-@pytest.mark.parametrize("name", ["build.sh", "run.sh", "common.sh"])
+@pytest.mark.parametrize("name", ["build.sh", "run.sh", "common.sh", "gkfs_daemon.sh"])
 def test_the_scripts_pass_shellcheck(name: str) -> None:
     done = subprocess.run(
         ["shellcheck", "-x", f"launch/apptainer/{name}"],
