@@ -15,6 +15,7 @@ from dataclasses import replace
 from sharedfs_backend.exceptions import NamespaceError
 from sharedfs_backend.files import (
     LUSTRE,
+    UNPROBED,
     FailureKind,
     FileFailure,
     Files,
@@ -77,14 +78,19 @@ def _open(runtime: Runtime, settings: Settings, create: bool) -> Namespace:
     plain = LocalFiles(settings.root)
     found = open_namespace(plain, settings, create=create)
     if not create:
-        return found
+        return _unprobed(found)
     try:
         return _fit_to_mount(runtime, settings, plain, found)
     except FileFailure as failure:
         if failure.kind not in (FailureKind.DENIED, FailureKind.NO_SPACE):
             raise
         log.warning("%s: cannot be written to (%s): loading only", settings.root, failure)
-        return found
+        return _unprobed(found)
+
+
+def _unprobed(found: Namespace) -> Namespace:
+    """The namespace's sizes and habits, with calls that every file system knows."""
+    return replace(found, profile=effective(found.profile, UNPROBED))
 
 
 def _fit_to_mount(

@@ -26,7 +26,14 @@ from sharedfs_backend.files.failure import FailureKind, FileFailure
 from sharedfs_backend.files.health import Health, HealthPolicy, State
 from sharedfs_backend.files.local import LocalFiles
 from sharedfs_backend.files.probe import differences, effective, mount_warnings, probe
-from sharedfs_backend.files.profile import LUSTRE, NAMED, CachedReads, FlushMethod, Profile
+from sharedfs_backend.files.profile import (
+    LUSTRE,
+    NAMED,
+    UNPROBED,
+    CachedReads,
+    FlushMethod,
+    Profile,
+)
 from sharedfs_backend.files.watched import WatchedFiles
 
 __all__ = [
@@ -50,6 +57,7 @@ __all__ = [
     "Operation",
     "Profile",
     "State",
+    "UNPROBED",
     "WatchedFiles",
     "differences",
     "effective",

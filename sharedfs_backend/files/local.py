@@ -20,7 +20,7 @@ from sharedfs_backend.files import writeback
 from sharedfs_backend.files.api import WRITE_PARTS_MAX, Buffer, Handle, checked_path
 from sharedfs_backend.files.failure import translate
 from sharedfs_backend.files.plain import pread_into, pwrite_from
-from sharedfs_backend.files.profile import POSIX, CachedReads, Profile
+from sharedfs_backend.files.profile import UNPROBED, CachedReads, Profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,11 +50,13 @@ class LocalHandle:
 
 
 class LocalFiles:
-    """Files below the directory `root`. Thread-safe: it holds no mutable state."""
+    """Files below the directory `root`. Thread-safe: it holds no mutable state.
+
+    Without a profile only calls are made that every file system knows."""
 
     __slots__ = ("_prefix", "profile", "root")
 
-    def __init__(self, root: str, profile: Profile = POSIX) -> None:
+    def __init__(self, root: str, profile: Profile = UNPROBED) -> None:
         self.root = os.path.abspath(root)
         self._prefix = self.root.rstrip("/") + "/"
         self.profile = profile

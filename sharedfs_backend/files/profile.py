@@ -93,6 +93,15 @@ class Profile:
 
 
 POSIX = Profile()
+# What every file system can do, GekkoFS' preload client included: for whoever has not probed yet.
+UNPROBED = Profile(
+    rename=False,
+    vectored=False,
+    fadvise=False,
+    direct_io=False,
+    mtime=False,
+    flush=FlushMethod.NONE,
+)
 # A page cache, where an operation is a memory copy: a piece stays in one core's own cache.
 # The kernel bounds dirty pages of a local disk itself, and what was written is read next.
 LOCAL = replace(POSIX, name="local", piece_bytes=MIB, read_depth_max=8, flush=FlushMethod.NONE)

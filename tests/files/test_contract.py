@@ -17,7 +17,8 @@ from tests.files.contract import CHECKS, Check
 PLAIN = replace(NAMED["posix"], vectored=False)
 
 IMPLEMENTATIONS: dict[str, Callable[[str], Files]] = {
-    "local": LocalFiles,
+    "unprobed": LocalFiles,
+    "local": lambda root: LocalFiles(root, NAMED["local"]),
     "plain": lambda root: LocalFiles(root, PLAIN),
     "nfs": lambda root: LocalFiles(root, NAMED["nfs"]),
     "gekkofs": lambda root: LocalFiles(root, NAMED["gekkofs"]),

@@ -71,8 +71,9 @@ def test_one_write_is_one_call_up_to_the_limit_of_parts(
         return real(fd, parts, offset)
 
     monkeypatch.setattr(os, "pwritev", counted)
-    put(LocalFiles(str(tmp_path)), "a", *[b"x"] * WRITE_PARTS_MAX)
-    put(LocalFiles(str(tmp_path)), "b", *[b"x"] * (WRITE_PARTS_MAX + 1))
+    files = LocalFiles(str(tmp_path), NAMED["posix"])
+    put(files, "a", *[b"x"] * WRITE_PARTS_MAX)
+    put(files, "b", *[b"x"] * (WRITE_PARTS_MAX + 1))
     assert calls == [WRITE_PARTS_MAX, WRITE_PARTS_MAX, 1]
 
 

@@ -105,7 +105,8 @@ class Client:
         if profile_name is not None:
             changes["profile"] = profile_name
         self.runtime = InlineRuntime(seed)
-        self.counting = CountingFiles(wrap(LocalFiles(str(root), profile or Profile())))
+        local = LocalFiles(str(root)) if profile is None else LocalFiles(str(root), profile)
+        self.counting = CountingFiles(wrap(local))
         self.store = Store(
             settings=settings_for(root, **changes),
             runtime=self.runtime,

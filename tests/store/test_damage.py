@@ -65,7 +65,8 @@ def test_a_damaged_pack_is_a_miss_with_its_reason(
 def test_an_extended_pack_loads_and_is_no_valid_pack_to_verify(tmp_path: Path) -> None:
     client = Client(tmp_path)
     client.put(CHUNKS)
-    with pack_files(tmp_path)[0].open("ab") as file:
+    with pack_files(tmp_path)[0].open("r+b") as file:
+        file.seek(0, os.SEEK_END)
         file.write(b"\0" * 4096)
     assert client.load(CHUNKS) == [True] * 8
     client.store.close()
