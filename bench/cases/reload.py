@@ -29,6 +29,7 @@ LLAMA_8B = 131_072
 QWEN_1_5B = 28_672
 """Qwen2.5-1.5B in fp16: 2 x 28 layers x 2 heads x 128 x 2 bytes."""
 CHUNK_TOKENS = 256
+SLOPE_TOKENS = (4096, 16384, 65536)
 LATENCIES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
 SHARES = (1.0, 0.5, 0.25)
 """Of the mount's bandwidth."""
@@ -136,7 +137,7 @@ class Reload:
     def _slopes(self, context: Context, mount: Mount) -> None:
         """In each round each contender stores the prefix anew at 0 ms and loads it at every
         latency, so that no data of two contenders has to lie there at once."""
-        for tokens in (4096, 16384) if context.quick else (4096, 16384, 65536):
+        for tokens in SLOPE_TOKENS[: 2 if context.quick else 3]:
             cell = f"slope {tokens}"
             batch = Batch(tokens // CHUNK_TOKENS, CHUNK_TOKENS * LLAMA_8B)
             if not _begins(context, mount, cell, 1.0, prefix_tokens=tokens, part="slope"):
@@ -147,7 +148,7 @@ class Reload:
             memory = Memory(batch, context.seed)
             names = _wanted(context, (OURS, FS_NATIVE))
             with turns(names, mount, cell, memory) as made:
-                for number in range(-1, _slope_rounds(context)):
+                for number in range(-1, _slope_rounds(context, tokens)):
                     for name in rotated(names, number):
                         self._slope_turn(context, mount, made[name], number, tokens, cell)
             context.cells.finish(cell)
@@ -215,7 +216,7 @@ class Reload:
                 take_turns(
                     context,
                     mount,
-                    _wanted(context, CONTENDERS),
+                    _wanted(context, _sweepers(context)),
                     Memory(batch, context.seed),
                     Conditions(latency, limit),
                     cell=cell,
@@ -260,12 +261,17 @@ class Reload:
                     context.cells.finish(cell)
 
 
-def _slope_rounds(context: Context) -> int:
-    return min(context.rounds, 5 if context.quick else 7)
+def _slope_rounds(context: Context, tokens: int) -> int:
+    most = 7 if tokens == SLOPE_TOKENS[0] or not context.quick else 3
+    return min(context.rounds, most)
 
 
 def _sweep_latencies(context: Context, share: float) -> Sequence[float]:
     return LATENCIES if share == 1.0 or not context.quick else (0.0, 1.0, 10.0)
+
+
+def _sweepers(context: Context) -> Sequence[str]:
+    return (OURS, FS_NATIVE) if context.quick else CONTENDERS
 
 
 def _wanted(context: Context, names: Sequence[str]) -> list[str]:
@@ -328,11 +334,13 @@ def _read_all(path: Path) -> None:
 def _steps(context: Context) -> int:
     contenders = len(_wanted(context, CONTENDERS))
     batches = len(ACCEPTED) * 2 * (context.rounds + 1) * contenders
-    slopes = (2 if context.quick else 3) * 2 * (4 * _slope_rounds(context) + 2)
+    lengths = SLOPE_TOKENS[: 2 if context.quick else 3]
+    slopes = sum(2 * (4 * _slope_rounds(context, tokens) + 2) for tokens in lengths)
     cells = sum(len(_sweep_latencies(context, share)) for share in SHARES)
-    sweep = cells * ((3 if context.quick else context.rounds) + 1) * contenders
-    lengths = 0 if context.quick else 24 * (min(5, context.rounds) + 1) * contenders
-    return batches + slopes + sweep + lengths
+    sweep = cells * ((3 if context.quick else context.rounds) + 1)
+    sweep *= len(_wanted(context, _sweepers(context)))
+    by_length = 0 if context.quick else 24 * (min(5, context.rounds) + 1) * contenders
+    return batches + slopes + sweep + by_length
 
 
 CASE = Reload()

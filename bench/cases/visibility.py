@@ -40,7 +40,7 @@ class Visibility:
 
     def run(self, context: Context) -> None:
         settings = (0.1, 1.0) if context.quick else (0.1, 0.3, 1.0, 3.0)
-        crowds = (1, 16, 64) if context.quick else (1, 4, 16, 64)
+        crowds = (1, 64) if context.quick else (1, 4, 16, 64)
         latencies = (0.0,) if context.quick else (0.0, 1.0)
         repeats = 7 if context.quick else 20
         context.progress.total(

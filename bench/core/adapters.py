@@ -161,17 +161,11 @@ class Driver:
         options: Mapping[str, Any] | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        with warnings.catch_warnings():  # LMCache's imports warn; nothing of ours can act on it
-            warnings.simplefilter("ignore")
-            import lmcache.v1.distributed.storage_manager  # noqa: F401  # breaks an import circle
-            from lmcache.v1.distributed.l2_adapters import create_l2_adapter
-            from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_config
-
         self.name, self.root, self._layout, self._now = name, root, arena.layout, now
         root.mkdir(parents=True, exist_ok=True)
-        spec = json.dumps(adapter_spec(name, root, options or {}))
-        (config,) = parse_args_to_l2_adapters_config(argparse.Namespace(l2_adapter=[spec])).adapters
-        self.adapter: Any = create_l2_adapter(config, l1_memory_desc=arena.description)
+        with warnings.catch_warnings():  # LMCache warns about its own needs, not ours to change
+            warnings.simplefilter("ignore")
+            self.adapter: Any = _made(adapter_spec(name, root, options or {}), arena)
         self._fds = (
             self.adapter.get_store_event_fd(),
             self.adapter.get_lookup_and_lock_event_fd(),
@@ -260,6 +254,17 @@ class Driver:
                 raise TimeoutError(f"{self.name}: no result within {WAIT_SECONDS:.0f} s")
             _consume(fd)
         return Timed(self._now() - start, time.process_time() - processor, done, asked)
+
+
+def _made(spec: Mapping[str, Any], arena: Arena) -> Any:
+    """The adapter, by LMCache's own factory."""
+    import lmcache.v1.distributed.storage_manager  # noqa: F401  # breaks an import circle
+    from lmcache.v1.distributed.l2_adapters import create_l2_adapter
+    from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_config
+
+    given = argparse.Namespace(l2_adapter=[json.dumps(spec)])
+    (config,) = parse_args_to_l2_adapters_config(given).adapters
+    return create_l2_adapter(config, l1_memory_desc=arena.description)
 
 
 def _ones(bitmap: Any) -> int | None:

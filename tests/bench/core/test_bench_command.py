@@ -1,0 +1,77 @@
+"""The command: list, run, report, as a user types them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.__main__ import _shown, app
+from bench.core import fio
+from bench.core.registry import ORDER, registry
+from bench.core.results import Saved, save
+from tests.bench.core.test_bench_report import SPEEDS, batch_rows
+from tests.bench.core.test_bench_results import ORIGIN
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def test_every_question_has_a_case_and_every_case_can_be_imported() -> None:
+    found = registry()
+    assert found.broken == {}
+    assert {"reload", "catalog", "visibility", "ceiling", "resource"} <= set(found.cases)
+    ordered = [name for name in found.cases if name in ORDER]
+    assert ordered == [name for name in ORDER if name in found.cases]
+
+
+def test_every_case_says_what_it_asks_and_how_long_it_takes() -> None:
+    for case in registry().cases.values():
+        assert case.question.endswith("?")
+        assert set(case.minutes) == {"quick", "full"}
+
+
+def test_the_list_names_every_case() -> None:
+    shown = CliRunner().invoke(app, ["list"])
+    assert shown.exit_code == 0
+    assert all(name in shown.output for name in registry().cases)
+
+
+def test_an_unknown_case_is_answered_with_the_known_ones() -> None:
+    result = CliRunner().invoke(app, ["run", "reloadd"])
+    assert result.exit_code == 1
+    assert "choose from reload" in str(result.exception)
+
+
+def test_a_report_is_written_from_results_alone(tmp_path: Path) -> None:
+    save(tmp_path / "reload.parquet", Saved(ORIGIN, batch_rows(SPEEDS)))
+    command = [sys.executable, "-m", "bench", "report", str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).read_text().startswith("<!doctype html>")
+
+
+def test_a_command_is_shown_without_this_machines_paths() -> None:
+    words = ["run", "reload", "--dir", "/mnt/x", "--into", "/tmp/y", "--rounds", "9"]
+    shown = ["run", "reload", "--dir", "DIR", "--into", "RUN", "--rounds", "9"]
+    assert _shown(words) == shown
+
+
+def test_fios_report_is_read_in_spite_of_what_stands_before_it() -> None:
+    text = """note: something
+    {"jobs": [{"error": 0, "usr_cpu": 10.0, "sys_cpu": 30.0, "job_runtime": 400,
+     "read": {"io_bytes": 134217728, "runtime": 100}}]}"""
+    moved = fio.parsed(text, "read")
+    assert moved.mb_s == pytest.approx(1342.17728)
+    assert moved.cpu_seconds == pytest.approx(0.16)
+
+
+def test_an_error_of_fio_is_no_measurement() -> None:
+    text = '{"jobs": [{"error": 5, "read": {"io_bytes": 0, "runtime": 1}}]}'
+    with pytest.raises(fio.FioFailed, match="error 5"):
+        fio.parsed(text, "read")
+
+
+def test_threads_share_the_bytes_in_whole_blocks() -> None:
+    assert fio.Plan(threads=3, block=4 << 20, total=128 << 20).each == 40 << 20
