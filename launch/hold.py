@@ -2,8 +2,9 @@
 
     python -m launch.hold NAME COMMAND...      its log is FLEET_LOGS/NODE-NAME.log
 
-For daemons that a job's step starts on every node (Ray); "python" is this one. It runs until this process's standard
-input ends, SIGTERM or SIGINT, or until it ends by itself; then its whole session is ended. Exit
+For daemons that a job's step starts on every node (Ray). As the command's first word, `python` is
+this one. It runs until this process's standard input ends, SIGTERM or SIGINT, or until it ends by
+itself; then its whole session is ended. Exit
 status: 0 told to end, 1 it ended by itself, 2 wrong arguments.
 """
 

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,11 +64,18 @@ class FleetJob:
         return path
 
     def submit(
-        self, settings: Mapping[str, str], *words: str, script: str = "fleet", stubs: bool = True
+        self,
+        settings: Mapping[str, str],
+        *words: str,
+        script: str = "fleet",
+        stubs: bool = True,
+        arguments: Sequence[str] = (),
     ) -> None:
+        """`words` are sbatch's, `arguments` the script's."""
         site = self.write_site(settings, stubs=stubs)
         command = ["sbatch", "--parsable", f"--output={self.output}", f"--chdir={REPOSITORY}"]
         command += [*words, str(REPOSITORY / "launch" / "slurm" / f"{script}.sbatch")]
+        command += arguments
         environment = {"FLEET_SITE": str(site), "FLEET_HOME": str(REPOSITORY)}
         self.job_id = int(self.cluster.run(*command, environment=environment))
 
@@ -141,10 +148,13 @@ class FleetJob:
         """As a user is told to: drains."""
         self.cluster.run("scancel", "--batch", "--signal=TERM", str(self.job_id))
 
+    def pids(self) -> list[int]:
+        """Processes of the cluster's jobs."""
+        return processes_with(self.cluster.environment["SLURM_CONF"])
+
     def left_over(self) -> list[str]:
         """What the job left beside its logs and its namespace; empty is right."""
-        conf = self.cluster.environment["SLURM_CONF"]
-        found = [f"process {pid}" for pid in processes_with(conf)]
+        found = [f"process {pid}" for pid in self.pids()]
         found += [f"process {pid} works in {cwd}" for pid, cwd in _working_in(self.folder)]
         found += [f"file {path}" for path in self.scratch.rglob("*")]
         mounts = Path("/proc/self/mounts").read_text().splitlines()

@@ -15,7 +15,7 @@ def main() -> None:
     port = sys.argv[sys.argv.index("--port") + 1]
     fail = os.environ.get("FLEET_TEST_FAIL", "")
     sys.argv[1:] = [port, *(["--fail"] if fail and os.path.exists(fail) else [])]
-    print("stub engine", os.environ.get("SLURMD_NODENAME"), port, flush=True)
+    print("stub engine on", port, "preload", os.environ.get("LD_PRELOAD"), flush=True)
     demo_stub.main()
 
 
