@@ -129,6 +129,13 @@ class SyntheticEngine:
             damaged_chunks=damaged,
         )
 
+    def finds(self, chunks: Sequence[int]) -> bool:
+        """Whether a lookup has all of these, in the adapter; nothing stays locked."""
+        keys = _Grid(self._rows(chunks)).keys
+        found = self.calls.lookup(keys, {0: self._layout}).found
+        self.calls.unlock([key for key, here in zip(keys, found, strict=True) if here])
+        return all(found)
+
     def drain(self) -> None:
         """Wait for every store; the buffers are L1's again."""
         self._returned(self.calls.finished_stores(wait_for=self.calls.open_stores))
