@@ -51,6 +51,7 @@ bench: setup-dev  ## the benchmark's quick profile and its page, under 15 minute
 
 bench-full: setup-dev  ## everything, with more rounds: hours; the page too
 	-@$(MAKE) --no-print-directory bench-tools
+	-@$(VENV)/python -m pip install -q --no-deps ray==2.60.0  # else `nodes` takes local processes
 	$(VENV)/python -m bench run all --full $(if $(BENCH_DIR),--dir $(BENCH_DIR)); status=$$?; \
 	$(VENV)/python -m bench report; exit $$status
 

@@ -1,4 +1,7 @@
-"""What the rows of `capacity` show: curves over the cap, and how far ours is from LRU. Pure."""
+"""What the rows of `capacity` show: curves over the cap, and how far ours is from LRU. Pure.
+
+Hit rates are medians over seeds. Nothing here runs a store: it must not know how rows were made.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the rows of `scaleout` show: first tokens, hits and bytes, private beside shared. Pure."""
+"""What the rows of `scaleout` show: first tokens, hits and bytes, private beside shared. Pure.
+
+Values are medians over seeds. It must not know simulators or stores: rows are all there is.
+"""
 
 from __future__ import annotations
 

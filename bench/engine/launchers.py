@@ -40,7 +40,10 @@ class Fleet(Protocol):
 def ray_problem() -> str:
     """Why there are no Ray actors here; "" if there can be."""
     if importlib.util.find_spec("ray") is None:
-        return "Ray is not installed: .venv/bin/pip install ray"
+        return (
+            "Ray is not installed: .venv/bin/pip install --no-deps ray==2.60.0 "
+            "(make bench-full does)"
+        )
     return ""
 
 
