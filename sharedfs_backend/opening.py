@@ -9,6 +9,8 @@ be written to is not probed: such a process only loads.
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,6 +35,7 @@ from sharedfs_backend.namespace import (
     open_namespace,
     require_root,
 )
+from sharedfs_backend.preload import prepare_process
 from sharedfs_backend.runtime import Lane, Runtime
 from sharedfs_backend.settings import Settings
 
@@ -45,7 +48,9 @@ OPEN_SECONDS = 20.0
 def open_within_time(
     runtime: Runtime, settings: Settings, files: Files | None, *, create: bool
 ) -> Namespace:
-    """The namespace. Raises NamespaceError, also when nothing answers within `OPEN_SECONDS`."""
+    """The namespace. Raises NamespaceError, also when nothing answers within `OPEN_SECONDS`, and
+    ConfigError where this process must not see the file system."""
+    prepare_process(os.environ, sys.modules)
     if files is not None:
         return open_namespace(files, settings, create=create)
     result: list[Namespace | Exception] = []

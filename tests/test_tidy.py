@@ -23,7 +23,7 @@ LAYERS = {
     "ground": "bounds exceptions fairlock identity identity_cache rules runtime settings weights",
     "files": "files",
     "values": "audit buffers capacity columns context depth dirty economics gate keyring misses"
-    " packcheck retention stats",
+    " packcheck preload retention stats",
     "data path": "fdcache packjob reader readplan readqueue readstep readtask writeplan writer",
     "catalog": "catalog catalog_values entries facts indexing keytable ledger packtable rows",
     "journal": "namespace opening publisher realms refresh snapshots snapshotter",
@@ -61,6 +61,7 @@ SYSTEM_USERS = {
     "namespace": "makes the root directory, before there is a file layer",
     "store": "the process id, to survive a fork",
     "parts": "the number of cores",
+    "opening": "the environment, which may preload a client",
     "buffers": "page-aligned memory",
     "columns": "memory that is given back to the system",
     "cli": "arguments and terminals",
