@@ -148,3 +148,19 @@ def test_without_a_throttle_the_case_runs_on_the_directory_and_says_so(
         mount.apply(Conditions())
         with pytest.raises(ValueError, match="make bench-tools"):
             mount.apply(Conditions(latency_ms=1.0))
+
+
+@pytest.mark.skipif(bool(mounts.throttle_problem()), reason=mounts.throttle_problem())
+def test_a_throttled_mount_counts_what_a_batch_costs(tmp_path: Path) -> None:
+    with mounted(tmp_path / "throttled") as mount:
+        turn = Turn(FS_NATIVE, mount, "cell", Memory(BATCH, 1))
+        try:
+            mount.apply(Conditions(latency_ms=0.1, bandwidth_mb_s=1000.0))
+            before = mount.counters()
+            one_turn(turn)
+            after = mount.counters()
+        finally:
+            turn.close()
+        assert after["create"] - before["create"] == BATCH.count
+        assert after["open"] - before["open"] == BATCH.count
+        assert mount.daemon_pid is not None
