@@ -66,15 +66,17 @@ done
 [ ! -d "$IMAGE_DIR/gekkofs" ] || options+=(--bind "$IMAGE_DIR/gekkofs:/opt/gekkofs:ro")
 
 # Values pass through APPTAINERENV_ variables: `--env` would cut them at commas.
+prefix=APPTAINERENV_
+[ "$(basename "$IMAGE_COMMAND")" != singularity ] || prefix=SINGULARITYENV_
 pass="FLEET_* SLURM_* SLURMD_* CUDA_* NVIDIA_* VLLM_* LMCACHE_* SHAREDFS_* NCCL_* UCX_* GLOO_*"
 pass+=" HF_* RAY_* GKFS_* LIBGKFS_* OMP_NUM_THREADS PYTHONHASHSEED TMPDIR TZ ${IMAGE_PASS:-}"
-unset APPTAINERENV_PYTHONPATH
+unset APPTAINERENV_PYTHONPATH SINGULARITYENV_PYTHONPATH
 for variable in $(compgen -e); do
     set -f # patterns below are not file names
     for pattern in $pass; do
         # shellcheck disable=SC2053  # a pattern on purpose
         if [[ $variable == $pattern && $variable != LD_PRELOAD ]]; then
-            export "APPTAINERENV_$variable=${!variable}"
+            export "$prefix$variable=${!variable}"
         fi
     done
     set +f
@@ -82,11 +84,12 @@ done
 unset LD_PRELOAD APPTAINERENV_LD_PRELOAD SINGULARITYENV_LD_PRELOAD
 
 # What would be written to a home goes to the cache.
-export "APPTAINERENV_XDG_CACHE_HOME=$cache"
-export "APPTAINERENV_HF_HOME=${HF_HOME:-$cache/huggingface}"
-export "APPTAINERENV_TRITON_CACHE_DIR=$cache/triton"
-export "APPTAINERENV_TORCHINDUCTOR_CACHE_DIR=$cache/torchinductor"
-export "APPTAINERENV_FLASHINFER_WORKSPACE_BASE=$cache"
-export "APPTAINERENV_PYTHONPATH=$image_home${APPTAINERENV_PYTHONPATH:+:$APPTAINERENV_PYTHONPATH}"
+export "${prefix}XDG_CACHE_HOME=$cache"
+export "${prefix}HF_HOME=${HF_HOME:-$cache/huggingface}"
+export "${prefix}TRITON_CACHE_DIR=$cache/triton"
+export "${prefix}TORCHINDUCTOR_CACHE_DIR=$cache/torchinductor"
+export "${prefix}FLASHINFER_WORKSPACE_BASE=$cache"
+passed=${prefix}PYTHONPATH
+export "$passed=$image_home${!passed:+:${!passed}}"
 
 exec "$IMAGE_COMMAND" exec "${options[@]}" "$image" "${preload[@]}" "$@"

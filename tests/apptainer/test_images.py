@@ -188,6 +188,16 @@ def test_what_the_fleet_says_passes_and_a_login_shell_does_not(site: Site) -> No
     assert not {"PYTHONSTARTUP", "LD_LIBRARY_PATH"} & set(inside)
 
 
+def test_singularity_gets_its_own_variables(site: Site) -> None:
+    (site.directory / "singularity").symlink_to(BIN / "apptainer")
+    site.settings["IMAGE_COMMAND"] = str(site.directory / "singularity")
+    site.settings["IMAGE_PASS"] = "PYTHONPATH"
+    outside = {"FLEET_MODEL": "/m", "PYTHONPATH": "/more"}
+    done = site.run("engine", "sh", "-c", "echo $FLEET_MODEL $PYTHONPATH", environ=outside)
+    assert done.stdout == f"/m {ROOT}:/more\n"
+    assert not any(name.startswith("APPTAINERENV") for name in site.calls[0]["outside"])
+
+
 def test_patterns_are_not_the_names_of_files(site: Site, tmp_path: Path) -> None:
     (tmp_path / "HF_TOKEN.txt").touch()
     words = ("run.sh", "engine", "printenv", "HF_TOKEN")
