@@ -6,7 +6,7 @@ export TORCH_INDEX
 
 .DEFAULT_GOAL := help
 .PHONY: help preflight setup setup-dev demo test test-unit nightly sim bench bench-full bench-report \
-    bench-l2 bench-catalog bench-tools lint types clean
+    bench-l2 bench-catalog bench-tools compile-router lint types clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,10 @@ bench-catalog: setup-dev  ## memory and speed of the catalog with 10^6 chunks
 bench-tools:  ## builds the throttling file system (apt install gcc pkg-config libfuse3-dev fuse3)
 	@$(PYTHON) bench/throttle/available.py
 	@$(MAKE) -s -C bench/throttle
+
+compile-router: setup-dev  ## the router's hot modules as machine code, below build/compiled; their tests (needs gcc)
+	$(VENV)/python -m router.compiling build/compiled
+	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. $(VENV)/pytest -q -o pythonpath= tests/router/decide
 
 lint: setup-dev  ## ruff: format and rules
 	$(VENV)/ruff format --check .

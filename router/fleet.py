@@ -107,9 +107,9 @@ class Fleet:
         if kv_bytes_per_token is not None:
             known.has_kv_of(self.constants, kv_bytes_per_token)
         if gpu_tokens is not None:
-            known.gpu_tokens, known.has_known_gpu = gpu_tokens, True
+            known.gpu_tokens, known.has_known_gpu = float(gpu_tokens), True
         if host_tokens is not None:
-            known.host_tokens = host_tokens
+            known.host_tokens = float(host_tokens)
 
     def _usual(self) -> Constants:
         """Where a new replica starts: the median of what was learned of the others."""

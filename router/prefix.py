@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from struct import Struct
 from typing import Any
 
 import xxhash
@@ -57,13 +58,8 @@ _EVERYWHERE_NAMES = frozenset(_EVERYWHERE)
 _hash = xxhash.xxh3_64_intdigest
 _decode = Decoder().decode
 
-
-def _places(block_bytes: int, count: int) -> list[slice]:
-    return [slice(at, at + block_bytes) for at in range(0, count * block_bytes, block_bytes)]
-
-
-_PLACES = _places(BLOCK_BYTES, 1024)
-"""Where blocks of the usual size lie: cutting 64 KB costs half as much with these at hand."""
+_CUT = Struct(f"{BLOCK_BYTES}s")
+"""Cuts a prompt into blocks for less than slicing it does."""
 
 
 @value
@@ -162,11 +158,9 @@ def ask_of(parsed: Parsed, tokens_per_byte: float = TOKENS_PER_BYTE) -> Ask:
 def chain(data: bytes, seed: int, block_bytes: int, blocks_max: int) -> list[int]:
     """Hashes of the whole blocks of `data`, each seeded with the one before."""
     blocks: list[int] = []
-    count = min(len(data) // block_bytes, blocks_max)
-    places = _PLACES[:count]
-    if block_bytes != BLOCK_BYTES or count > len(places):
-        places = _places(block_bytes, count)
-    for block in map(data.__getitem__, places):
+    end = min(len(data) // block_bytes, blocks_max) * block_bytes
+    cut = _CUT if block_bytes == BLOCK_BYTES else Struct(f"{block_bytes}s")
+    for (block,) in cut.iter_unpack(memoryview(data)[:end]):
         seed = _hash(block, seed)
         blocks.append(seed)
     return blocks

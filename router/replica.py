@@ -48,8 +48,8 @@ class Replica:
         self.memory = Holder(0)
         self.exact: set[int] | None = None
         self.share = 1.0
-        self.gpu_tokens: float = constants.gpu_tokens
-        self.host_tokens: float = constants.host_tokens
+        self.gpu_tokens = float(constants.gpu_tokens)
+        self.host_tokens = float(constants.host_tokens)
         self.has_known_gpu = False
         self.external_hit_rate: float | None = None
         self._probe_at = float("-inf")

@@ -32,7 +32,8 @@ from bench.relay.load import drive, requests
 from bench.relay.processes import Router, cpu_seconds, replicas, resident_bytes, running
 
 PEERS = ("vllm-router==0.1.17", "sglang-router==0.3.2")
-OURS, THEIRS, DIRECT = "ours, ttft", "vllm-router, round robin", "no router"
+OURS, COMPILED = "ours, ttft", "ours, ttft, compiled"
+THEIRS, DIRECT = "vllm-router, round robin", "no router"
 REPLICAS = 4
 GAP_MS = 5.0
 """Between two chunks: far enough apart that each is read and written on its own."""
@@ -75,8 +76,17 @@ class Samples:
     first_ms: list[float] = field(default_factory=list)
 
 
-def routers(peers: Path) -> list[Router]:
+def routers(peers: Path, compiled: Path | None) -> list[Router]:
     """The routers compared, ours first."""
+    known = _routers(peers)
+    if compiled is not None:
+        first = known[0]
+        command = (first.command[0], "-P", *first.command[1:])
+        known.insert(1, Router(COMPILED, command, True, str(compiled.resolve())))
+    return known
+
+
+def _routers(peers: Path) -> list[Router]:
     ours = (sys.executable, "-m", "router", "--host", "127.0.0.1", "--port", "{port}")
     flags = ("--host", "127.0.0.1", "--port", "{port}", "--worker-urls", "{urls}")
     sglang = (str(peers / "bin" / "python"), "-m", "sglang_router.launch_router", *flags)
@@ -152,7 +162,9 @@ async def main(options: argparse.Namespace) -> int:
     results: dict[str, dict[str, Samples]] = {str(case): {} for case in CASES}
     idle: dict[str, float] = {}
     memory: list[int] = []
-    chosen = [router for router in routers(options.venv) if options.only in router.name]
+    chosen = [
+        router for router in routers(options.venv, options.compiled) if options.only in router.name
+    ]
     with contextlib.ExitStack() as stack:
         ports = stack.enter_context(replicas(REPLICAS, GAP_MS))
         up: dict[str, tuple[int | None, int]] = {DIRECT: (None, ports[0])}
@@ -237,25 +249,31 @@ def judge(results: Mapping[str, Mapping[str, Samples]], memory: list[int]) -> in
     """The exit status, and a line for each limit that was missed."""
     missed = []
     for case, by_name in results.items():
-        if OURS not in by_name or THEIRS not in by_name:
-            continue
-        ours, theirs = by_name[OURS], by_name[THEIRS]
-        limits = (
-            ("us each request", ours.request_us, theirs.request_us, 1.0),
-            ("us each chunk", ours.chunk_us, theirs.chunk_us, CHUNK_FACTOR_MAX),
-            ("ms to the first byte", ours.first_ms, theirs.first_ms, 1.0),
-        )
-        for what, got, limit, factor in limits:
-            ratio = statistics.median(got) / statistics.median(limit)
-            print(f"{case}: {what}: {ratio:.2f} of vllm-router's")
-            if ratio > factor:
-                missed.append(f"{case}: {what}: {ratio:.2f}, may be {factor}")
+        for name in (OURS, COMPILED):
+            if name in by_name and THEIRS in by_name:
+                missed += _judge(f"{case}: {name}", by_name[name], by_name[THEIRS])
     # The first step fills the bounded tables.
     if memory and max(memory[1:]) - memory[0] > PREFIX_BYTES_MAX:
         missed.append(f"memory grew by {(max(memory[1:]) - memory[0]) / 2**20:.0f} MiB")
     for line in missed:
         print(f"over its limit: {line}")
     return 1 if missed else 0
+
+
+def _judge(which: str, ours: Samples, theirs: Samples) -> list[str]:
+    """The limits one of our rows is over; prints where it stands."""
+    limits = (
+        ("us each request", ours.request_us, theirs.request_us, 1.0),
+        ("us each chunk", ours.chunk_us, theirs.chunk_us, CHUNK_FACTOR_MAX),
+        ("ms to the first byte", ours.first_ms, theirs.first_ms, 1.0),
+    )
+    missed = []
+    for what, got, limit, factor in limits:
+        ratio = statistics.median(got) / statistics.median(limit)
+        print(f"{which}: {what}: {ratio:.2f} of vllm-router's")
+        if ratio > factor:
+            missed.append(f"{which}: {what}: {ratio:.2f}, may be {factor}")
+    return missed
 
 
 if __name__ == "__main__":
@@ -265,6 +283,7 @@ if __name__ == "__main__":
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--venv", type=Path, required=True, help="environment of the peers")
+    parser.add_argument("--compiled", type=Path, help="also: what `make compile-router` made")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prefixes", type=int, default=0, help="also: memory over so many prompts")
     parser.add_argument("--only", default="", help="only routers whose name holds this")

@@ -29,6 +29,8 @@ class Router:
     """`{port}`, `{other}` (a second one), `{urls}` and `{ports}` (several words) are filled in."""
     joins_urls: bool = False
     """Whether URLs are one argument, with commas."""
+    modules: str = ""
+    """Where its Python looks for modules first."""
 
 
 def free_port() -> int:
@@ -90,8 +92,12 @@ def running(router: Router, ports: Sequence[int], log: Path) -> Iterator[tuple[i
     for word in router.command:
         filled = word.replace("{port}", str(port)).replace("{other}", str(other))
         command += {"{urls}": urls, "{ports}": [*map(str, ports)]}.get(word, [filled])
+    paths = os.pathsep.join((router.modules, os.getcwd())) if router.modules else ""
+    surroundings = {**os.environ, **({"PYTHONPATH": paths} if paths else {})}
     with log.open("ab") as sink:
-        process = subprocess.Popen(command, stdout=sink, stderr=sink, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=sink, stderr=sink, start_new_session=True, env=surroundings
+        )
     try:
         await_health(port, process)
         yield process.pid, port

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from router.common import Common
-from router.learning import Speed, Trust
+from router.learning import FLOOR, MARGIN, MARGIN_S, UNCERTAIN, Filter, Speed, Trust
 from sharedfs_backend.economics import Loading, Prefill
 
 TRUE = Prefill(10e-3, 0.1e-3, 2e-9)
@@ -139,3 +141,35 @@ def test_the_common_prefix_changes_with_the_requests() -> None:
         for number in range(100):
             common.saw([head] * head + [1000 * head + number])
     assert common.blocks == 2
+
+
+class PlainFilter:
+    """The same least squares with matrices. Small, slow and obvious."""
+
+    def __init__(self, memory: float, clip: float) -> None:
+        self.values, self.known = np.ones(3), np.eye(3) / UNCERTAIN
+        self.memory, self.clip, self.usual = memory, clip, 10.0
+
+    def learn(self, parts: npt.NDArray[np.float64], seen: float) -> None:
+        expected = float(self.values @ parts)
+        scale = MARGIN_S + MARGIN * expected
+        shape, error = parts / scale, (expected - seen) / scale
+        limit = self.clip * max(1.0, self.usual)
+        self.usual += 0.1 * (min(abs(error), 2 * limit) - self.usual)
+        image = self.known @ shape
+        self.known += np.outer(shape, shape)
+        self.known -= (1 - self.memory) * np.outer(image, image) / (shape @ image)
+        step = np.linalg.solve(self.known, shape) * np.clip(error, -limit, limit)
+        self.values = np.maximum(FLOOR, self.values - step)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_sums_written_out_are_those_of_the_matrices(seed: int) -> None:
+    rng = random.Random(seed)
+    ours, plain = Filter(0.99, 4.0), PlainFilter(0.99, 4.0)
+    for _ in range(300):
+        one, two, three = rng.uniform(0.0, 0.1), rng.uniform(0.0, 2.0), rng.choice([0.0, 1.0])
+        seen = (one + two + three) * rng.uniform(0.2, 3.0) * rng.choice([1, 1, 1, 30])
+        ours.learn(one, two, three, seen)
+        plain.learn(np.array([one, two, three]), seen)
+        assert [ours.first, ours.second, ours.third] == pytest.approx(plain.values, rel=1e-6)

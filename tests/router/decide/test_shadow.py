@@ -176,3 +176,22 @@ def test_it_agrees_with_a_plain_list_of_blocks(capacity: int, seed: int) -> None
             assert depths.get(each, 0) == model.depth(probe)
             assert each.used == len(model.blocks)
     check_sound(tree, [holder for holder, _ in pairs])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 1 << 30))
+def test_a_prompts_last_edge_leads_where_a_walk_from_the_root_does(
+    capacity: int, seed: int
+) -> None:
+    """However much was split, shortened or forgotten since."""
+    rng = random.Random(seed)
+    tree, holder, other = Tree(), Holder(capacity), Holder(30)
+    edges: list[tuple[list[int], Node | None]] = []
+    for _ in range(60):
+        blocks = chain(*rng.choices(range(3), k=rng.randint(1, 5)))
+        blocks = blocks[: rng.randint(0, len(blocks))]
+        edges.append((blocks, tree.touch(tree.find(blocks), [rng.choice((holder, other))])))
+        for known, edge in edges:
+            found, walked = tree.found(edge, known), tree.find(known)
+            assert found.nodes == walked.nodes
+            assert (found.common, found.matched) == (walked.common, walked.matched)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.canonical import MEDIA_BYTES
-from router.prefix import BLOCK_BYTES, Parsed, ask_of, parse
+from router.prefix import BLOCK_BYTES, Parsed, _decoded, ask_of, parse
 
 CHAT = b"/v1/chat/completions"
 SYSTEM = {"role": "system", "content": "You are careful. " * 100}
@@ -173,6 +173,37 @@ def test_a_body_that_is_no_request_is_a_value_with_an_error(body: bytes) -> None
     assert parsed.error and parsed.ask_blocks == [] and ask_of(parsed).prompt_tokens == 1
 
 
+ODD = [
+    b'{"model": "a", "model": "b"}',
+    b'{"model": "\\ud800"}',
+    b'{"model": "\\ud83d\\ude00"}',
+    b'{"n": NaN, "m": -Infinity}',
+    b'{"n": 1e999, "m": 1e-999, "k": -0, "x": -0.0}',
+    b'{"n": 18446744073709551616, "m": -9223372036854775809}',
+    b'{"n": 123456789012345678901234567890.5e3}',
+    b'{"n": 01}',
+    b'{"n": "\x01"}',
+    b'{"n": "\xff"}',
+    b'{"n": "\xed\xa0\x80"}',
+    b'{"n": 1}x',
+    b'{"n": 1,}',
+    b" \t\r\n {} \n",
+    b"\xef\xbb\xbf{}",
+    '{"model": "m"}'.encode("utf-16"),
+    b'{"n": [1, 2.0, true, null, "\\u0000"]}',
+]
+
+
+@pytest.mark.parametrize("body", [*BAD, *ODD])
+def test_a_body_means_what_the_standard_library_reads_in_it(body: bytes) -> None:
+    try:
+        wanted = json.loads(body)
+    except (ValueError, RecursionError):
+        assert parse(CHAT, [body]).error
+        return
+    assert repr(_decoded(body)) == repr(wanted)
+
+
 @pytest.mark.parametrize("ids", [[-1], [1 << 40], [1, "a"], [1.5], [[1, None]], {"a": 1}, 7])
 def test_ids_that_are_none_are_an_error(ids: Any) -> None:
     assert parse(b"/v1/completions", [json.dumps({"prompt": ids}).encode()]).error
@@ -194,6 +225,17 @@ NAMES = ["messages", "model", "tools", "stream", "cache_salt", "system", "max_to
 def test_no_json_object_makes_it_raise(body: dict[str, Any], path: str) -> None:
     parsed = parse(b"/v1/" + path.encode(), [json.dumps(body).encode()])
     assert ask_of(parsed).prompt_tokens >= 1
+
+
+@given(JSON, st.integers(0, 400), st.binary(min_size=1, max_size=2))
+def test_a_damaged_body_means_what_the_standard_library_reads_in_it(
+    value: Any, place: int, damage: bytes
+) -> None:
+    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    place %= len(text) + 1
+    test_a_body_means_what_the_standard_library_reads_in_it(
+        b'{"n": ' + text[:place] + damage + text[place + 1 :] + b"}"
+    )
 
 
 @given(
