@@ -2,7 +2,7 @@
 # GekkoFS over the local disks of a job's nodes.
 #
 #   gekkofs.sh serve    on each node: its daemon (and FUSE client), until standard input ends
-#   gekkofs.sh wait     once: until every node's daemon has registered and still answers
+#   gekkofs.sh wait PID once: until every node's daemon has registered; PID is the step's srun
 set -u
 . "${FLEET_HOME:?}/launch/slurm/common.sh"
 load_site
@@ -56,14 +56,15 @@ registered() {
     [ -e "$FLEET_GEKKOFS_HOSTS" ] && grep -c . "$FLEET_GEKKOFS_HOSTS" || echo 0
 }
 
-# Until each node has its line in the hosts file: a client that starts earlier never sees the rest.
+# At most 120 s, until each node has its line in the hosts file: a client that starts earlier never sees the rest.
 wait_hosts() {
     for _ in $(seq 600); do
         [ "$(registered)" -ge "$SLURM_JOB_NUM_NODES" ] && return
+        [ -z "${1:-}" ] || kill -0 "$1" 2>/dev/null || break
         sleep 0.2
     done
     say "only $(registered) of $SLURM_JOB_NUM_NODES GekkoFS daemons registered in" \
-        "$FLEET_GEKKOFS_HOSTS within 120 s; see $FLEET_LOGS/*-gekkofs.log"
+        "$FLEET_GEKKOFS_HOSTS; see $FLEET_LOGS/*-gekkofs.log"
     exit 1
 }
 
@@ -72,7 +73,7 @@ serve)
     serve
     ;;
 wait)
-    wait_hosts
+    wait_hosts "${2:-}"
     say "GekkoFS on $SLURM_JOB_NUM_NODES node(s) at $FLEET_GEKKOFS_MOUNT; logs:" \
         "$FLEET_LOGS/*-gekkofs.log"
     ;;

@@ -239,8 +239,9 @@ class Cluster:
                 process.wait(10)
 
 
-def processes_with(conf: str, node: str | None = None) -> list[int]:
+def processes_with(conf: str, node: str | None = None, job_id: int = 0) -> list[int]:
     """Processes of a cluster's jobs, by what slurmd put into their environment."""
+    wanted = f"SLURM_JOB_ID={job_id or ''}".encode()
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -248,7 +249,7 @@ def processes_with(conf: str, node: str | None = None) -> list[int]:
         with suppress(OSError):
             words = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
             on_node = f"SLURMD_NODENAME={node}".encode() in words if node else True
-            is_job = any(word.startswith(b"SLURM_JOB_ID=") for word in words)
+            is_job = any(word == wanted if job_id else word.startswith(wanted) for word in words)
             if f"SLURM_CONF={conf}".encode() in words and is_job and on_node:
                 found.append(int(name))
     return found

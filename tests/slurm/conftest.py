@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.slurm.cluster import Cluster, missing_programs
-from tests.slurm.fleetjob import FleetJob
+from tests.slurm.fleetjob import ENDED, FleetJob
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,22 @@ def cluster(place: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def job(cluster: Cluster, place: Path) -> FleetJob:
+def jobs(cluster: Cluster, place: Path) -> Iterator[Callable[[str], FleetJob]]:
+    """Makes jobs, each in a folder of that name; what still runs at the end is cancelled."""
+    made: list[FleetJob] = []
+
+    def make(name: str) -> FleetJob:
+        made.append(FleetJob(cluster, place / name))
+        return made[-1]
+
+    yield make
+    for job in made:
+        if job.job_id and job.state not in ENDED:
+            job.cancel()
+            job.wait_state("CANCELLED")
+
+
+@pytest.fixture(scope="module")
+def job(jobs: Callable[[str], FleetJob]) -> FleetJob:
     """The module's main job; a test submits it."""
-    return FleetJob(cluster, place / "job")
+    return jobs("job")

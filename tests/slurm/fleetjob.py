@@ -149,8 +149,8 @@ class FleetJob:
         self.cluster.run("scancel", "--batch", "--signal=TERM", str(self.job_id))
 
     def pids(self) -> list[int]:
-        """Processes of the cluster's jobs."""
-        return processes_with(self.cluster.environment["SLURM_CONF"])
+        """Its processes, as far as their environment tells."""
+        return processes_with(self.cluster.environment["SLURM_CONF"], job_id=self.job_id)
 
     def left_over(self) -> list[str]:
         """What the job left beside its logs and its namespace; empty is right."""

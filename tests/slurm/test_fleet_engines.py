@@ -8,7 +8,6 @@ prompt tokens by source.
 from __future__ import annotations
 
 import http.client
-from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
@@ -28,7 +27,7 @@ ENGINE = "--dtype float32 --enforce-eager --max-model-len 4096"
 
 
 @pytest.fixture(scope="module")
-def fleet(job: FleetJob) -> Iterator[FleetJob]:
+def fleet(job: FleetJob) -> FleetJob:
     """Up on n1 and n2."""
     model = ensure_model_apart(REPOSITORY / ".demo" / "model")
     settings = {
@@ -43,8 +42,7 @@ def fleet(job: FleetJob) -> Iterator[FleetJob]:
     }
     job.submit(settings, "--nodes=2", stubs=False)
     job.wait_up(UP_SECONDS)
-    yield job
-    job.cancel()
+    return job
 
 
 def test_a_request_is_reloaded_on_the_other_node(fleet: FleetJob) -> None:

@@ -5,25 +5,25 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster
 from tests.slurm.fleetjob import FleetJob
+
+Jobs = Callable[[str], FleetJob]
 
 pytestmark = pytest.mark.alone
 UP_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
-def fleet(job: FleetJob) -> Iterator[FleetJob]:
+def fleet(job: FleetJob) -> FleetJob:
     """Up on n1 and n2."""
     job.submit({}, "--nodes=2")
     job.wait_up(UP_SECONDS)
-    yield job
-    job.cancel()
+    return job
 
 
 def test_every_node_has_a_replica_and_the_router_finds_them_in_the_namespace(
@@ -79,8 +79,8 @@ def test_told_to_end_it_drains_and_leaves_nothing(fleet: FleetJob) -> None:
     assert fleet.left_over() == []
 
 
-def test_cancelled_it_leaves_nothing(cluster: Cluster, place: Path) -> None:
-    job = FleetJob(cluster, place / "cancelled")
+def test_cancelled_it_leaves_nothing(jobs: Jobs) -> None:
+    job = jobs("cancelled")
     job.submit({}, "--nodes=2")
     job.wait_up(UP_SECONDS)
     job.cancel()
@@ -88,8 +88,8 @@ def test_cancelled_it_leaves_nothing(cluster: Cluster, place: Path) -> None:
     assert _announced(job) == [] and job.left_over() == []
 
 
-def test_a_wrong_setting_ends_the_job_and_is_named(cluster: Cluster, place: Path) -> None:
-    job = FleetJob(cluster, place / "wrong")
+def test_a_wrong_setting_ends_the_job_and_is_named(jobs: Jobs) -> None:
+    job = jobs("wrong")
     job.submit({"FLEET_MODLE": "x"}, "--nodes=1")
     job.wait_state("FAILED")
     assert "FLEET_MODLE is no setting; did you mean FLEET_MODEL?" in job.said

@@ -7,15 +7,16 @@ import hashlib
 import http.client
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from sharedfs_backend import Store
 from sharedfs_backend.store import DIRECT_LAYOUT, PutItem
-from tests.slurm.cluster import Cluster
 from tests.slurm.fleetjob import STUBS, FleetJob
+
+Jobs = Callable[[str], FleetJob]
 
 pytestmark = pytest.mark.alone
 UP_SECONDS = 120.0
@@ -31,7 +32,7 @@ def fill(root: Path, names: Sequence[str]) -> None:
 
 
 def key_of(name: str) -> bytes:
-    return hashlib.sha256(name.encode()).digest()
+    return hashlib.sha256(name.encode()).digest()[:16]
 
 
 def found(root: Path, names: Sequence[str]) -> int:
@@ -42,10 +43,10 @@ def found(root: Path, names: Sequence[str]) -> int:
 
 
 @pytest.fixture(scope="module")
-def gekkofs(cluster: Cluster, place: Path) -> FleetJob:
+def gekkofs(jobs: Jobs) -> FleetJob:
     """Run from its start to its end: what an earlier job kept is staged in, what this one stored
     is staged out. The mount is a plain directory; the "client" is a library that does nothing."""
-    job = FleetJob(cluster, place / "gekkofs")
+    job = jobs("gekkofs")
     mount, kept = job.folder / "mount", job.folder / "kept"
     mount.mkdir()
     fill(kept, ["old-1", "old-2"])
@@ -91,10 +92,8 @@ def test_its_data_and_hosts_file_are_gone_with_the_job(gekkofs: FleetJob) -> Non
     assert gekkofs.left_over() == []
 
 
-def test_a_daemon_that_does_not_start_ends_the_job_and_is_named(
-    cluster: Cluster, place: Path
-) -> None:
-    job = FleetJob(cluster, place / "nodaemon")
+def test_a_daemon_that_does_not_start_ends_the_job_and_is_named(jobs: Jobs) -> None:
+    job = jobs("nodaemon")
     settings = {
         "FLEET_NAMESPACE": str(job.folder / "mount" / "kv"),
         "FLEET_GEKKOFS": str(STUBS / "gkfs_daemon"),
@@ -111,8 +110,8 @@ def test_a_daemon_that_does_not_start_ends_the_job_and_is_named(
     assert job.left_over() == []
 
 
-def test_one_node_is_a_fleet_too(cluster: Cluster, place: Path) -> None:
-    job = FleetJob(cluster, place / "one")
+def test_one_node_is_a_fleet_too(jobs: Jobs) -> None:
+    job = jobs("one")
     job.submit({}, script="single_node")
     job.wait_up(UP_SECONDS)
     assert [name for name, _ in job.starts()] == ["n1-0"] and job.ready() == 1
@@ -121,8 +120,8 @@ def test_one_node_is_a_fleet_too(cluster: Cluster, place: Path) -> None:
     assert job.left_over() == []
 
 
-def test_the_router_alone_serves_the_replicas_of_a_file(cluster: Cluster, place: Path) -> None:
-    job = FleetJob(cluster, place / "router")
+def test_the_router_alone_serves_the_replicas_of_a_file(jobs: Jobs) -> None:
+    job = jobs("router")
     listed = job.folder / "replicas.txt"
     listed.write_text("http://127.0.0.1:9\n")
     job.submit({"FLEET_ROUTER_PORT": "0"}, script="router", arguments=[str(listed)])
@@ -132,8 +131,8 @@ def test_the_router_alone_serves_the_replicas_of_a_file(cluster: Cluster, place:
     assert job.left_over() == []
 
 
-def test_prefill_apart_from_decode(cluster: Cluster, place: Path) -> None:
-    job = FleetJob(cluster, place / "split")
+def test_prefill_apart_from_decode(jobs: Jobs) -> None:
+    job = jobs("split")
     job.submit({}, "--nodes=2", script="split")
     job.wait(lambda: "split fleet: http://" in job.said, "both parts are up", UP_SECONDS)
     address = job.said.split("split fleet: http://")[1].split("/")[0]
