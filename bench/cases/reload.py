@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.cases import reload_says
-from bench.cases.reload_says import ACCEPTED, SLOPE_LATENCIES
+from bench.cases.reload_says import ACCEPTED, DISTINCT, SLOPE_LATENCIES
 from bench.core.adapters import CONTENDERS, FS_NATIVE, OURS
 from bench.core.case import FULL, QUICK, Context, Figure, Parameter, Row, Verdict
 from bench.core.machine import memory_available_bytes
@@ -142,10 +142,10 @@ class Reload:
             batch = Batch(tokens // CHUNK_TOKENS, CHUNK_TOKENS * LLAMA_8B)
             if not _begins(context, mount, cell, 1.0, prefix_tokens=tokens, part="slope"):
                 continue
-            # The target's objects may share memory: contents are compared in the other parts.
-            if not _fits(context, cell, 3 * batch.total, prefix_tokens=tokens, part="slope"):
+            wanted = batch.total + 2 * min(DISTINCT, batch.count) * batch.size
+            if not _fits(context, cell, wanted, prefix_tokens=tokens, part="slope"):
                 continue
-            memory = Memory(batch, context.seed)
+            memory = Memory(batch, context.seed, DISTINCT)
             names = _wanted(context, (OURS, FS_NATIVE))
             with turns(names, mount, cell, memory) as made:
                 for number in range(-1, _slope_rounds(context, tokens)):
@@ -160,7 +160,8 @@ class Reload:
         mount.apply(Conditions())
         stored = turn.driver.store(keys, turn.memory.source.objects)
         latencies = SLOPE_LATENCIES if number >= 0 else (SLOPE_LATENCIES[0], SLOPE_LATENCIES[-1])
-        for latency in rotated([str(one) for one in latencies], number):
+        turn.memory.target.clear()
+        for at, latency in enumerate(rotated([str(one) for one in latencies], number)):
             context.progress.step(f"{cell}, {turn.name} at {latency} ms, round {number + 1}")
             fixed: dict[str, Parameter] = {
                 "cell": cell,
@@ -180,9 +181,10 @@ class Reload:
             turn.driver.close_files()
             if number < 0:
                 continue
-            if not (stored.complete and found.complete and loaded.complete):
+            wrong = turn.memory.wrong_chunks() if at == 0 else 0
+            if wrong or not (stored.complete and found.complete and loaded.complete):
                 note = f"stored {stored.succeeded}, found {found.succeeded}, loaded "
-                note += f"{loaded.succeeded} of {loaded.asked} chunks"
+                note += f"{loaded.succeeded} of {loaded.asked} chunks, {wrong} with other bytes"
                 context.record("reload", None, "ms", repeat=number, note=note, **fixed)
                 continue
             together = (found.seconds + loaded.seconds) * 1e3

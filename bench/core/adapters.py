@@ -66,7 +66,9 @@ class Arena:
     """Page-aligned memory of `count` objects of `size` bytes each, all pages present.
 
     `shape` and `dtype` describe one object to LMCache; without them it is plain bytes. `fill`
-    writes bytes that differ between chunks, so that a load of the wrong chunk is seen.
+    writes bytes that differ between chunks, so that a load of the wrong chunk is seen. With
+    `distinct` < `count` object i shares its memory, hence its content, with object i - `distinct`:
+    long prefixes then fit a small machine.
     """
 
     def __init__(
@@ -76,23 +78,27 @@ class Arena:
         *,
         shape: Sequence[int] | None = None,
         dtype: torch.dtype = torch.uint8,
+        distinct: int | None = None,
     ) -> None:
         from lmcache.v1.distributed.api import MemoryLayoutDesc
 
         self.size, self.count = size, count
+        self.distinct = min(count, distinct or count)
         self.shape = torch.Size(shape if shape is not None else (size // dtype.itemsize,))
         if self.shape.numel() * dtype.itemsize != size:
             raise ValueError(f"objects of {size} bytes do not have the shape {tuple(self.shape)}")
         self.dtype = dtype
-        backing = torch.zeros(count * size + ALIGN_BYTES, dtype=torch.uint8)
+        total = self.distinct * size
+        backing = torch.zeros(total + ALIGN_BYTES, dtype=torch.uint8)
         start = -backing.data_ptr() % ALIGN_BYTES
-        self._memory = backing[start : start + count * size]
+        self._memory = backing[start : start + total]
         self.layout = MemoryLayoutDesc([self.shape], [dtype])
         self.objects = [self._object(number) for number in range(count)]
 
     def _object(self, number: int) -> Any:
         from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 
+        number %= self.distinct
         raw = self._memory[number * self.size : (number + 1) * self.size]
         metadata = MemoryObjMetadata(
             shape=self.shape,
@@ -116,9 +122,9 @@ class Arena:
         )
 
     def array(self) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-        """The same memory, (count, size) bytes."""
+        """The same memory, (distinct, size) bytes."""
         found: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = self._memory.numpy().reshape(
-            self.count, self.size
+            self.distinct, self.size
         )
         return found
 
@@ -129,8 +135,8 @@ class Arena:
         for at in range(0, self.size, len(block)):
             part = min(len(block), self.size - at)
             whole[:, at : at + part] = block[:part]
-        stamp = np.arange(self.count, dtype="<u4") + np.uint32(seed % 1_000_003)
-        whole[:, :4] = stamp.view(np.uint8).reshape(self.count, 4)
+        stamp = np.arange(self.distinct, dtype="<u4") + np.uint32(seed % 1_000_003)
+        whole[:, :4] = stamp.view(np.uint8).reshape(self.distinct, 4)
 
     def clear(self) -> None:
         self._memory.zero_()

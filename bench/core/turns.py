@@ -41,9 +41,10 @@ class Batch:
 class Memory:
     """What is stored from and loaded into; made once for a batch, used by every contender."""
 
-    def __init__(self, batch: Batch, seed: int) -> None:
+    def __init__(self, batch: Batch, seed: int, distinct: int | None = None) -> None:
         self.batch = batch
-        self.source, self.target = Arena(batch.count, batch.size), Arena(batch.count, batch.size)
+        self.source = Arena(batch.count, batch.size, distinct=distinct)
+        self.target = Arena(batch.count, batch.size, distinct=distinct)
         self.source.fill(seed)
 
     def wrong_chunks(self) -> int:

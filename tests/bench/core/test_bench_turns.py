@@ -164,3 +164,11 @@ def test_a_throttled_mount_counts_what_a_batch_costs(tmp_path: Path) -> None:
         assert after["create"] - before["create"] == BATCH.count
         assert after["open"] - before["open"] == BATCH.count
         assert mount.daemon_pid is not None
+
+
+def test_objects_may_share_memory_so_that_long_prefixes_fit() -> None:
+    arena = Arena(5, 8192, distinct=2)
+    arena.fill(1)
+    contents = [bytes(one.raw_data.numpy()) for one in arena.objects]
+    assert contents[0] == contents[2] == contents[4] != contents[1] == contents[3]
+    assert arena.array().shape == (2, 8192)
