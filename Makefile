@@ -5,7 +5,7 @@ SEEDS ?= 1000:1200
 export TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help preflight setup setup-dev demo test test-unit nightly sim bench bench-full bench-report \
+.PHONY: help preflight setup setup-dev demo test test-unit test-slurm nightly sim bench bench-full bench-report \
     bench-l2 bench-catalog bench-tools compile-router lint types clean
 
 help:  ## this list
@@ -34,6 +34,13 @@ test: preflight setup-dev  ## all tests, those on real engines included (about 1
 
 test-unit: setup-dev  ## all tests but those on real engines and the crash test
 	$(VENV)/python -m pytest -n 2 -m "not engine and not alone and not nightly"
+
+# Needs Debian's munge, slurmctld, slurmd, slurm-client and shellcheck; no root, no Slurm set up.
+test-slurm: preflight setup-dev  ## launch/slurm on four virtual nodes, then with real engines (about 10 GB)
+	@status=0; \
+	$(VENV)/python -m pytest tests/slurm -m "not engine and not nightly" || status=1; \
+	$(VENV)/python -m pytest tests/slurm -m "engine and not nightly" || status=1; \
+	exit $$status
 
 nightly: setup-dev  ## the longer runs: more engines, the ten-minute crash test
 	$(VENV)/python -m pytest -m nightly
