@@ -193,6 +193,7 @@ class Exact:
             output_tokens=parsed.output_tokens,
             model=parsed.model,
             affinity=parsed.affinity,
+            is_streamed=parsed.stream,
         )
         return replace(ask, shared_tokens=self._shared(ids, str(salt), adapter))
 

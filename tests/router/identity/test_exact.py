@@ -216,6 +216,13 @@ def test_an_exact_ask_has_the_tokens_the_chain_and_the_tier(tokenizer: Tokenizer
     assert tier.asked == [(chunk_hashes(ids, 16), space, "s")]
 
 
+def test_an_exact_ask_says_whether_its_answer_streams(tokenizer: Tokenizer) -> None:
+    """Or a whole answer's time, decode included, would be taken for a prefill's."""
+    exact = exact_of(tokenizer)
+    made = [ask(exact, COMPLETION, prompt="a" * 600, stream=flag).ask for flag in (True, False)]
+    assert [one.is_streamed for one in made] == [True, False]
+
+
 def test_equal_tokens_share_blocks_however_they_came(tokenizer: Tokenizer) -> None:
     exact = exact_of(tokenizer)
     text = ask(exact, COMPLETION, prompt="a" * 600).ask
