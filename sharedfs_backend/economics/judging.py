@@ -56,6 +56,8 @@ class Tier:
     """Several files at the same time."""
     is_cached: bool = False
     """Pages could not be dropped before they were read: bandwidth is that of memory."""
+    is_latency_bound: bool = False
+    """It is latency that limits the bandwidth, which would grow as that falls."""
     file_system: str = ""
 
     @property
@@ -159,7 +161,11 @@ def judge(
         reload_seconds=took,
         latency_seconds=took - transfer,
         transfer_seconds=transfer,
-        operation_seconds_max=(budget - transfer) / operations,
+        operation_seconds_max=(
+            tier.operation_seconds * budget / took
+            if tier.is_latency_bound
+            else (budget - transfer) / operations
+        ),
         bytes_per_second_min=size / left if left > 0 else float("inf"),
         break_even_hit_rate=break_even_hit_rate(size / tier.write_bytes_per_second, compute - took),
     )
@@ -226,11 +232,14 @@ def _latency(tier: Tier, verdict: Verdict) -> str:
     if most <= 0:
         return f"{here}. No latency would be low enough: the bytes alone take too long."
     state = "enough" if tier.operation_seconds <= most else "too slow"
-    return f"{here}; to be twice as quick, at most {_time(most)} at this bandwidth: {state}."
+    bandwidth = "" if tier.is_latency_bound else " at this bandwidth"
+    return f"{here}; to be twice as quick, at most {_time(most)}{bandwidth}: {state}."
 
 
 def _bandwidth(tier: Tier, verdict: Verdict) -> str:
     here = f"Bandwidth: {_rate(tier.read_bytes_per_second)} here"
+    if tier.is_latency_bound:
+        here += ", and latency is what limits it"
     least = verdict.bytes_per_second_min
     if least == float("inf"):
         return f"{here}. None would be high enough: the operations alone take too long."

@@ -32,8 +32,16 @@ FILES = 4
 WORKERS = (1, 4, 8, 16, 32)
 SECONDS_MAX = 40.0
 PHASES = 8
-ROUND_SECONDS = 0.5
-"""Long enough for 50 operations of 10 ms."""
+ROUND_SECONDS, ROUND_SECONDS_MAX = 0.5, 2.0
+ROUND_OPERATIONS = 20
+"""A round with so many threads takes as long as this many of its operations alone."""
+PART_BYTES, PART_READS = 768 * KIB, 8
+"""One request to a network mount, also where memory is not aligned to pages: those end at 1 MiB."""
+MOSTLY = 2.0
+"""A piece that takes so many times what its bytes alone take is mostly latency."""
+SHORT_OF = 0.8
+REACHED = 0.25
+"""See `latency_limits`."""
 
 Now = Callable[[], float]
 IsCached = Callable[[Handle, int, memoryview], bool]
@@ -65,16 +73,17 @@ class Prober:
     def _probe(self, file_system: str) -> Tier:
         create = self._create()
         self.progress(1, PHASES)
-        stat, opened, read = self._operations()
+        stat, opened, read, whole = self._operations()
         self.progress(2, PHASES)
-        overlap, workers = self._overlap(opened + read)
+        overlap, workers = self._overlap(whole)
         self.progress(4, PHASES)
         names, written = self._write()
         self.progress(6, PHASES)
         cached = self._any_cached(names[-1])
+        part = self._part_seconds(names[0])
         single = self._read(names[:1], 1)
         self.progress(7, PHASES)
-        best = max(self._read(names[1:] or names, width) for width in _widths(overlap))
+        best = max(self._read(names[1:] or names, width) for width in WORKERS[1:])
         self.progress(8, PHASES)
         return Tier(
             stat_seconds=stat,
@@ -87,6 +96,7 @@ class Prober:
             single_bytes_per_second=single,
             write_bytes_per_second=written,
             is_cached=cached,
+            is_latency_bound=latency_limits(read, part, single, best),
             file_system=file_system,
         )
 
@@ -109,10 +119,10 @@ class Prober:
             taken.append(self.now() - dropped + written - began)
         return _median(taken)
 
-    def _operations(self) -> tuple[float, float, float]:
-        """Seconds of a stat, of an open, and of a small read, one at a time."""
+    def _operations(self) -> tuple[float, float, float, float]:
+        """Seconds of a stat, of an open, of a small read, and of open, read and close together."""
         into = memoryview(bytearray(SMALL_BYTES))
-        stats, opens, reads = [], [], []
+        stats, opens, reads, wholes = [], [], [], []
         for number in self._until(self.made):
             name = f"{self.scratch}/s{number}"
             at = self.now()
@@ -128,28 +138,29 @@ class Prober:
                 self.files.close(handle)
             stats.append(after_stat - at)
             opens.append(after_open - after_stat)
-        return _median(stats), _median(opens), _median(reads)
+            wholes.append(self.now() - after_stat)
+        return _median(stats), _median(opens), _median(reads), _median(wholes)
 
     def _overlap(self, one_seconds: float) -> tuple[float, int]:
         """How many open-and-reads the mount works on at once, and with how many threads seen."""
         best, workers = 1.0, 1
+        seconds = min(ROUND_SECONDS_MAX, max(ROUND_SECONDS, ROUND_OPERATIONS * one_seconds))
         for width in WORKERS[1:]:
-            rate = self._rate(width)
-            reached = rate * one_seconds
+            reached = self._rate(width, seconds) * one_seconds
             if reached > best:
                 best, workers = reached, width
-            if reached < width / 4:
+            if reached < width / 8:
                 break  # more threads will not overlap more
         return min(best, float(workers)), workers
 
-    def _rate(self, width: int) -> float:
+    def _rate(self, width: int, seconds: float) -> float:
         """Open-and-reads per second with so many threads."""
         began, counts = self.now(), [0] * width
 
         def work(place: int) -> None:
             into = memoryview(bytearray(SMALL_BYTES))
             number = place
-            while self.now() - began < ROUND_SECONDS:
+            while self.now() - began < seconds:
                 handle = self.files.open_read(f"{self.scratch}/s{number % self.made}")
                 try:
                     self.files.read(handle, 0, into)
@@ -198,6 +209,20 @@ class Prober:
         finally:
             self.files.close(handle)
 
+    def _part_seconds(self, file: tuple[str, int]) -> float:
+        """Of reading one part, alone: what clients ask for in one request."""
+        handle, taken = self.files.open_read(file[0]), []
+        into = memoryview(bytearray(PART_BYTES))
+        try:
+            for number in self._until(PART_READS):
+                began = self.now()
+                self.files.read(handle, number * PIECE_BYTES % file[1], into)
+                taken.append(self.now() - began)
+            self._drop(handle, file[1])
+        finally:
+            self.files.close(handle)
+        return _median(taken)
+
     def _read(self, files: list[tuple[str, int]], width: int) -> float:
         """Bytes per second of pieces of these files, `width` in flight."""
         handles = [(self.files.open_read(name), size) for name, size in files]
@@ -210,7 +235,7 @@ class Prober:
             ]
         )
         lock, done = threading.Lock(), [0] * width
-        began, share = self.now(), self.seconds_max / 8
+        began, share = self.now(), self.seconds_max / 10
 
         def work(place: int) -> None:
             into = memoryview(bytearray(PIECE_BYTES))
@@ -252,6 +277,19 @@ class Prober:
                 self.files.unlink(name)
 
 
+def latency_limits(small_seconds: float, part_seconds: float, single: float, best: float) -> bool:
+    """Whether latency, not bytes, limits the bandwidth `best` of many reads in flight.
+
+    A small read is latency alone; what a part takes beyond it are its bytes, which gives the rate
+    of one stream without latency. Latency limits where a lone piece is mostly latency, where even
+    all streams together fall short of one without it, and where they come near what that latency
+    lets so many of them do (else it is the processor that is short).
+    """
+    stream = PART_BYTES / max(part_seconds - small_seconds, 1e-9)
+    is_mostly = PIECE_BYTES / single > MOSTLY * PIECE_BYTES / stream
+    return is_mostly and best < SHORT_OF * stream and best >= REACHED * WORKERS[-1] * single
+
+
 def _in_parallel(width: int, work: Callable[[int], None]) -> None:
     """Run `work(0)` ... `work(width - 1)` on threads; the first failure is raised here."""
     failures: list[FileFailure] = []
@@ -269,11 +307,6 @@ def _in_parallel(width: int, work: Callable[[int], None]) -> None:
         thread.join()
     if failures:
         raise failures[0]
-
-
-def _widths(overlap: float) -> list[int]:
-    """Reads in flight to try: a few, and as many as the mount overlaps."""
-    return sorted({4, 8, max(8, min(32, round(overlap)))})
 
 
 def _median(taken: list[float]) -> float:

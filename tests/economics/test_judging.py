@@ -64,6 +64,16 @@ def test_the_latency_it_allows_is_just_low_enough() -> None:
     assert just.reload_seconds == pytest.approx(just.compute_seconds / 2)
 
 
+def test_where_latency_limits_the_bandwidth_it_is_blamed_for_it() -> None:
+    thin = replace(GOOD, read_bytes_per_second=600e6, is_latency_bound=True)
+    verdict = judge(thin, CONFIG, PREFILL)
+    share = verdict.compute_seconds / 2 / verdict.reload_seconds
+    assert verdict.operation_seconds_max == pytest.approx(thin.operation_seconds * share)
+    said = in_words(thin, verdict)
+    assert any(line.startswith("Operation latency") and "too slow" in line for line in said)
+    assert any("latency is what limits it" in line for line in said)
+
+
 def test_a_mount_that_does_not_overlap_operations_wants_large_packs() -> None:
     assert pack_size(GOOD, 4e9) == 64 * MIB
     alone = replace(GOOD, overlap=1.0, open_seconds=10e-3)

@@ -58,7 +58,7 @@ class Slow:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probing, "FILE_BYTES", 2 * PIECE_BYTES)
     monkeypatch.setattr(probing, "FILES", 2)
-    monkeypatch.setattr(probing, "WORKERS", (1,))
+    monkeypatch.setattr(probing, "WORKERS", (1, 1))
 
 
 def prober(files: Slow, **changes: float) -> Prober:
@@ -76,6 +76,22 @@ def test_operations_and_bytes_are_told_apart(tmp_path: Path) -> None:
         PIECE_BYTES / (1e-3 + PIECE_BYTES / 1e9), rel=0.01
     )
     assert tier.file_system == "nfs" and not tier.is_cached
+
+
+@pytest.mark.parametrize(
+    ("small", "part", "single", "best", "expected"),
+    [
+        (10e-3, 10.15e-3, 75e6, 900e6, True),  # every request waits 10 ms, and a piece is several
+        (1e-3, 1.75e-3, 0.8e9, 1e9, False),  # a link of 1 GB/s, filled
+        (10e-3, 10.75e-3, 90e6, 0.95e9, False),  # the same, behind 10 ms: filled all the same
+        (1e-3, 1.2e-3, 0.6e9, 2.5e9, False),  # two cores cannot take more
+        (50e-6, 0.5e-3, 1.5e9, 1.8e9, False),  # a local disk
+    ],
+)
+def test_bandwidth_is_blamed_on_latency_only_where_latency_limits_it(
+    small: float, part: float, single: float, best: float, expected: bool
+) -> None:
+    assert probing.latency_limits(small, part, single, best) is expected
 
 
 def test_a_very_slow_mount_is_given_few_samples_not_a_long_wait(tmp_path: Path) -> None:
