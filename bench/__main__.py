@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -90,23 +91,35 @@ def run(
             command=os.environ.get("BENCH_COMMAND", shown),
         )
         raise typer.Exit(max(_run_one(found, name, order, folder) for name in chosen))
-    words = [word for word in sys.argv[1:] if word not in names and word not in ("run", "--resume")]
+    words = [f"--{profile}", f"--rounds={rounds}", f"--seed={seed}", f"--only={only}"]
+    words += [f"--dir={directory}"] if directory else []
     command = f"python -m bench {shlex.join(_shown(sys.argv[1:]))}"
     status = 0
     for name in chosen:
-        done = subprocess.run(
-            [sys.executable, "-m", "bench", "run", name, *words, "--child", "--into", str(folder)],
-            env=os.environ | {"BENCH_COMMAND": command},
-            cwd=REPOSITORY,
-            check=False,
+        words_of_case = ["run", name, *words, "--child", f"--into={folder}"]
+        ended = _wait(
+            subprocess.Popen(
+                [sys.executable, "-m", "bench", *words_of_case],
+                env=os.environ | {"BENCH_COMMAND": command},
+                cwd=REPOSITORY,
+            )
         )
-        if done.returncode in (130, -2):
+        if ended in (130, -signal.SIGINT):
             raise typer.Exit(130)
-        if done.returncode not in (0, 1):
-            err.print(f"{name}: the case's process ended with status {done.returncode}")
-        status = max(status, 1 if done.returncode else 0)
+        if ended not in (0, 1):
+            err.print(f"{name}: the case's process ended with status {ended}")
+        status = max(status, 1 if ended else 0)
     out.print(f"results: {folder}")
     raise typer.Exit(status)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Its status. An interrupt reaches the case's process too, which saves before it ends."""
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
 
 
 def _run_one(found: Registry, name: str, order: Order, folder: Path) -> int:

@@ -139,7 +139,7 @@ class Arena:
         whole[:, :4] = stamp.view(np.uint8).reshape(self.distinct, 4)
 
     def clear(self) -> None:
-        self._memory.zero_()
+        self.array()[:] = 0  # one thread: torch would leave others spinning into the next timing
 
 
 def adapter_spec(name: str, root: Path, options: Mapping[str, Any]) -> dict[str, Any]:

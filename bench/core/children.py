@@ -7,9 +7,11 @@ end of input is its end. `time.monotonic()` means the same in all processes of a
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ from typing import Any
 
 from bench.core.machine import REPOSITORY
 
+PR_SET_PDEATHSIG = 1
 ANSWER_SECONDS = 300.0
 END_SECONDS = 30.0
 
@@ -80,6 +83,8 @@ class Child:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if kind is not None:  # interrupted: nobody waits for its answer any more
+            self._process.kill()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None and not stream.closed:
                 stream.close()
@@ -91,7 +96,8 @@ class Child:
 
 
 def arguments() -> dict[str, Any]:
-    """In a child: what it was given."""
+    """In a child: what it was given. From here on it does not outlive its parent."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     given: dict[str, Any] = json.loads(sys.argv[1])
     return given
 
