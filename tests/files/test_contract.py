@@ -1,4 +1,8 @@
-"""Every implementation of `Files` in the package keeps the contract and leaks nothing."""
+"""Every implementation of `Files` in the package keeps the contract and leaks nothing.
+
+On a file system named by SHAREDFS_TEST_ROOT the profile is the probed one: another's would promise
+what is not there.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sharedfs_backend.files import NAMED, CountingFiles, Files, LocalFiles, WatchedFiles
+from sharedfs_backend.files import NAMED, CountingFiles, Files, LocalFiles, WatchedFiles, probe
 from sharedfs_backend.runtime import ThreadRuntime
 from tests.files.contract import CHECKS, Check
 
@@ -25,6 +29,12 @@ IMPLEMENTATIONS: dict[str, Callable[[str], Files]] = {
     "counting": lambda root: CountingFiles(LocalFiles(root)),
     "watched": lambda root: WatchedFiles(LocalFiles(root), ThreadRuntime()),
 }
+
+ANYWHERE = ("unprobed", "counting", "watched")
+if os.environ.get("SHAREDFS_TEST_ROOT"):
+    IMPLEMENTATIONS = {name: IMPLEMENTATIONS[name] for name in ANYWHERE} | {
+        "probed": lambda root: LocalFiles(root, probe(root))
+    }
 
 
 @pytest.fixture(autouse=True)

@@ -146,7 +146,7 @@ bool marked(char kind, const char *real) {
     return found;
 }
 
-#define CREATED_MAX 65536
+#define CREATED_MAX (1 << 20)
 static _Atomic uint64_t created[CREATED_MAX];
 
 void note_created(const char *real) {
