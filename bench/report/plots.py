@@ -20,6 +20,7 @@ COLOURS = {
     "private": "#8d99ae",
     "fio": "#2b9348",
 }
+VARIANTS = {"ours": "#8cc0e8", "fs_native": "#eba7b0"}
 MARKERS = {"ours": "o", "fs_native": "s", "fs": "^", "fio": "D"}
 _OTHERS = ("#5f0f40", "#0f4c5c", "#fb8b24", "#386641", "#6d597a", "#bc4749")
 DPI = 110
@@ -29,9 +30,11 @@ Curves = Mapping[str, Mapping[Any, Sequence[float]]]
 
 
 def colour(name: str, at: int = 0) -> str:
-    """A name that begins with a contender's has its colour."""
-    first = name.partition(" ")[0].rstrip(",")
-    return COLOURS.get(name) or COLOURS.get(first) or _OTHERS[at % len(_OTHERS)]
+    """A contender's own; a paler one for its variants ("ours, checksums off")."""
+    first, comma, _ = name.partition(",")
+    if comma and first in COLOURS:
+        return VARIANTS.get(first, COLOURS[first])
+    return COLOURS.get(name) or _OTHERS[at % len(_OTHERS)]
 
 
 def curves(
@@ -65,7 +68,7 @@ def curves(
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
     if log_y:
-        axes.set_yscale("log")
+        logarithmic(axes)
     finish(axes, x=x, y=y, title=title, legend=bool(data))
 
 
@@ -96,8 +99,18 @@ def bars(
         )
     axes.set_xticks(range(len(groups)), groups)
     if log_y:
-        axes.set_yscale("log")
+        logarithmic(axes)
     finish(axes, x="", y=y, title=title, legend=len(data) > 1)
+
+
+def logarithmic(axes: Any) -> None:
+    """A logarithmic y axis with plain numbers on it, also within one decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def finish(axes: Any, *, x: str, y: str, title: str = "", legend: bool = True) -> None:
