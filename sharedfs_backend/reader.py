@@ -224,6 +224,8 @@ class PackReader:
             came = now()
             if got != length:
                 detail = f"wanted {length} bytes at {piece.offset + start}, found {got}"
+                # An NFS handle never sees more than when it was opened: the next try has a new one.
+                self._fds.forget(piece.pack)
                 return task.fail(piece, Miss(MissKind.SHORT, detail))
             parts = parts_of(piece.spans, at, start, start + length)
             at += sum(part.ends for part in parts)

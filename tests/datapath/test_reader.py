@@ -152,6 +152,18 @@ def test_a_truncated_pack_is_a_short_read_and_suspends(world: World) -> None:
     assert task.outcomes[0].verdict is Verdict.SUSPEND
 
 
+def test_after_a_short_read_the_pack_is_opened_anew(world: World) -> None:
+    """On NFS a handle sees no more of a file than when it was opened."""
+    pack = world.store([b"x" * 100_000])
+    path, reads = Path(world.path(pack)), reads_of(pack)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:50_000])
+    assert kinds(load(world, reads)[0]) == [MissKind.SHORT]
+    path.write_bytes(whole)
+    assert kinds(load(world, reads)[0]) == [None]
+    assert world.files.counts["open"] == 2
+
+
 @pytest.mark.parametrize(
     ("kind", "miss"),
     [

@@ -19,7 +19,7 @@ from tests.filesystems.places import NAMES, SINGLE, lacking, place
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = ("tests/store", "tests/files/test_contract.py")
-SUITE_SECONDS = 900.0
+SUITE_SECONDS = 1800.0
 
 FORKS = (
     "tests/store/test_publisher.py::test_a_forked_child_opens_a_store_of_its_own",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tests.store.inline import KIB, MIB, Client, chunks_of
 
 CAP = 64 * MIB
+WALK_EVERY = 16 if os.environ.get("SHAREDFS_TEST_ROOT") else 1
+"""Steps between two walks over the whole directory: each takes a second on a network mount."""
 
 
 def put_until(client: Client, nbytes: int, seed: int = 100) -> list[dict[bytes, bytes]]:
@@ -67,7 +70,8 @@ def test_the_directory_never_exceeds_the_cap(tmp_path: Path) -> None:
             client.put(chunks_of(16, 64 * KIB, seed=1000 * number + step))
             client.runtime.time += 1.0
             client.store.tick()
-            assert disk_bytes(tmp_path) <= CAP
+            if step % WALK_EVERY == 0:
+                assert disk_bytes(tmp_path) <= CAP
     for number, client in enumerate(clients):
         stored[number] = int(client.store.stats()["bytes_stored"])
     assert min(stored) > 16 * MIB, stored  # nobody starves, and together far more than the cap

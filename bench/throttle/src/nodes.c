@@ -277,7 +277,7 @@ static size_t remembered;
 
 /* The slot that holds the name's digest, or the empty one where it belongs. */
 static uint64_t *slot_of(struct node *parent, const char *name, uint64_t *digest) {
-    uint64_t mixed = 0xCBF29CE484222325u ^ (uint64_t)parent->ino;
+    uint64_t mixed = (0xCBF29CE484222325u ^ (uint64_t)parent->ino) * 0x100000001B3u;
     for (const char *at = name; *at; at++)
         mixed = (mixed ^ (unsigned char)*at) * 0x100000001B3u;
     *digest = ((mixed ^ mixed >> 29) | 2) & ~(uint64_t)1;
