@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.filesystems.places import NAMES, SINGLE, lacking, place
+from tests.filesystems.places import NAMES, lacking, place
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = ("tests/store", "tests/files/test_contract.py")
@@ -54,11 +54,14 @@ def run(name: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str
         )
 
 
+BY_DAY = ("tmpfs", "gekkofs")
+"""Those that take a minute or two. The others, minutes each and GlusterFS's packages, run at night:
+`pytest -m nightly tests/filesystems`."""
+
+
 def params() -> list[object]:
-    """Each place; what differs from others in one quirk only runs at night."""
-    single = {f"fuse-{name}" for name in SINGLE}
     return [
-        pytest.param(name, marks=pytest.mark.nightly if name in single else pytest.mark.slow)
+        pytest.param(name, marks=pytest.mark.slow if name in BY_DAY else pytest.mark.nightly)
         for name in NAMES
     ]
 
