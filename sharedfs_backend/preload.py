@@ -4,14 +4,18 @@ The client takes over a process's system calls. That belongs into the LMCache se
 child hangs in its first call, a spawn that uses vfork aborts, locks taken through it drop the
 process's real ones, and calls have no deadline. vLLM forks, spawns and locks files all the time. So
 a store refuses to open in an engine's process, with the remedy, and elsewhere keeps Python's own
-`subprocess` off vfork (a plain fork and exec is fine).
+`subprocess` off vfork (a plain fork and exec is fine). An LMCache server spawns before it opens any
+store, so under the client it is started through this module:
 
-It looks at the environment and at which modules are loaded; it touches no file.
+    env LD_PRELOAD=... python -m sharedfs_backend.preload lmcache.cli.main server ...
 """
 
 from __future__ import annotations
 
+import os
+import runpy
 import subprocess
+import sys
 from collections.abc import Collection, Mapping
 
 from sharedfs_backend.exceptions import ConfigError
@@ -39,8 +43,8 @@ def prepare_process(environ: Mapping[str, str], modules: Collection[str]) -> str
         raise ConfigError(
             f"LD_PRELOAD holds {library} in a vLLM process, which forks, spawns and locks files: "
             "under GekkoFS' client it would hang or abort. Start vLLM without it, and preload it "
-            "into the LMCache server alone (`env LD_PRELOAD=... lmcache server ...`); or mount "
-            "GekkoFS through its FUSE client"
+            "into the LMCache server alone (`env LD_PRELOAD=... python -m sharedfs_backend.preload "
+            "lmcache.cli.main server ...`); or mount GekkoFS through its FUSE client"
         )
     avoid_vfork()
     return library
@@ -51,3 +55,16 @@ def avoid_vfork() -> None:
     for switch in ("_USE_VFORK", "_USE_POSIX_SPAWN"):
         if hasattr(subprocess, switch):
             setattr(subprocess, switch, False)
+
+
+def main() -> None:
+    """Run the module named first, as `python -m` would, with spawning guarded from the start."""
+    if len(sys.argv) < 2:
+        raise SystemExit("usage: python -m sharedfs_backend.preload MODULE [ARGUMENT...]")
+    del sys.argv[0]
+    prepare_process(os.environ, sys.modules)
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

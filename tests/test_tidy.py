@@ -62,6 +62,7 @@ SYSTEM_USERS = {
     "store": "the process id, to survive a fork",
     "parts": "the number of cores",
     "opening": "the environment, which may preload a client",
+    "preload": "the environment, which may preload a client",
     "buffers": "page-aligned memory",
     "columns": "memory that is given back to the system",
     "cli": "arguments and terminals",

@@ -92,6 +92,17 @@ def test_a_spawn_kills_the_process_unless_a_store_was_opened(standin: Standin, c
 
 
 @needs_compiler
+def test_a_program_that_spawns_before_any_store_is_guarded_by_its_starter(
+    standin: Standin, tmp_path: Path
+) -> None:
+    (tmp_path / "spawner.py").write_text(SPAWNS.format(before="print(sys.argv[1])", close=True))
+    command = [sys.executable, "-m", "sharedfs_backend.preload", "spawner", "word"]
+    environ = standin.environ() | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(command, env=environ, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "word\nalive\n")
+
+
+@needs_compiler
 def test_a_store_is_created_found_and_gone_through_under_the_client(standin: Standin) -> None:
     code = """
 import json, sys
