@@ -149,11 +149,15 @@ def gekkofs_client(site: Site, hosts_file: str, root: str | None = None) -> dict
     return found
 
 
+def python_path() -> str:
+    """PYTHONPATH with this checkout first, for processes that run elsewhere."""
+    return os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def _common() -> dict[str, str | None]:
     """This checkout first, logs unbuffered, no telemetry; a preload from outside does not leak."""
-    path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {
-        "PYTHONPATH": path,
+        "PYTHONPATH": python_path(),
         "PYTHONUNBUFFERED": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_NO_USAGE_STATS": "1",

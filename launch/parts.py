@@ -52,6 +52,10 @@ class Part:
         """None while it runs."""
         return self._process.poll()
 
+    def wait(self, seconds: float) -> None:
+        """Until it has ended. Raises subprocess.TimeoutExpired."""
+        self._process.wait(seconds)
+
     @property
     def segments(self) -> set[str]:
         """Shared-memory segments seen so far."""

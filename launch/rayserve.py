@@ -5,7 +5,7 @@
 Serve watches and replaces: each deployment holds one process of ours (`launch.node`,
 `launch.head`) by its standard input, so that it ends when the actor does, however that happens, and
 Serve's health check asks whether it still runs. Requests do not pass through Serve: they go to the
-router's own port, which the output names. Runs until SIGTERM or the end of standard input.
+router's own port, which the output names. Runs until SIGTERM.
 
 Ray is imported only when this runs; it is not among this package's dependencies.
 """
@@ -16,15 +16,18 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.commands import python_path
 from launch.head import say
 from launch.node import stop_event
 from launch.site import PREFIX, Site
 
 CHECK_SECONDS = 5.0
+RETRY_SECONDS = 2.0
 STOP_EXTRA_SECONDS = 20.0
 
 
@@ -69,12 +72,13 @@ class Front(Held):
 
 def environment_of(environ: dict[str, str]) -> dict[str, str]:
     """What the actors' processes need beside the environment of Ray's own daemon on their node."""
-    names = ("PYTHONPATH", "SLURM_JOB_NUM_NODES", "SLURM_JOB_ID")
-    return {
+    names = ("SLURM_JOB_NUM_NODES", "SLURM_JOB_ID")
+    passed = {
         name: value
         for name, value in environ.items()
         if (name.startswith(PREFIX) and name != "FLEET_CORES") or name in names
     }
+    return passed | {"PYTHONPATH": python_path()}
 
 
 def deploy(serve: Any, site: Site, nodes: int, environment: dict[str, str]) -> None:
@@ -103,14 +107,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m launch.rayserve")
     parser.add_argument("--address", required=True, help="of Ray's head")
     options = parser.parse_args(words)
-    stop = stop_event()
+    stop = stop_event(held=False)
     site = Site.from_environment(os.environ)
     nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
 
     import ray
     from ray import serve
 
-    ray.init(address=options.address, log_to_driver=False)
+    if not connect(ray, options.address, nodes, site.start_seconds, stop.wait):
+        return 1
     try:
         deploy(serve, site, nodes, environment_of(dict(os.environ)))
         say("deployed with Ray Serve; the front's log says the URL")
@@ -118,6 +123,25 @@ def main(words: Sequence[str] | None = None) -> int:
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+def connect(
+    ray: Any, address: str, nodes: int, seconds: float, stop: Callable[[float], bool]
+) -> bool:
+    """Whether Ray is there with all its nodes, in time. Its daemons start beside this process."""
+    deadline = time.monotonic() + seconds
+    while not stop(RETRY_SECONDS):
+        try:
+            if not ray.is_initialized():
+                ray.init(address=address, log_to_driver=False)
+            if sum(node["Alive"] for node in ray.nodes()) >= nodes:
+                return True
+        except ConnectionError as error:
+            say(f"Ray is not there yet: {error}")
+        if time.monotonic() > deadline:
+            say(f"Ray has not all of its {nodes} nodes after {seconds:.0f} s; see *-ray.log")
+            return False
+    return False
 
 
 def follow(path: Path, stop: Callable[[float], bool]) -> int:
