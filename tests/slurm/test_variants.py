@@ -1,5 +1,5 @@
-"""The variants' own logic: what the prefill side is asked, what is held, what Ray's actors get; and,
-where Ray is installed, the whole job with it."""
+"""The variants' own logic: what the prefill side is asked, what is held, what Ray's actors get;
+and, where Ray is installed, the whole job with it."""
 
 from __future__ import annotations
 
