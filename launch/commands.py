@@ -47,7 +47,10 @@ def server(site: Site, ports: ServerPorts, *, hosts_file: str = "") -> Command:
     """The node's LMCache server with the plugin."""
     adapter = json.loads((EXAMPLES / "mp-adapter.json").read_text())
     adapter["adapter_params"] = site.adapter_params
-    words = [sys.executable, "-m", "lmcache.cli.main", "server"]
+    preload = site.gekkofs and site.gekkofs_access == "preload"
+    words = [sys.executable, "-m"]
+    words += ["sharedfs_backend.preload"] if preload else []  # it must not spawn unguarded
+    words += ["lmcache.cli.main", "server"]
     words += ["--host", LOOPBACK, "--port", str(ports.mp), "--http-port", str(ports.http)]
     words += ["--l1-size-gb", f"{site.l1_gib:g}", "--chunk-size", str(site.chunk_tokens)]
     words += ["--eviction-policy", "LRU", "--l2-adapter", json.dumps(adapter)]
@@ -113,6 +116,8 @@ def router(site: Site, port: int) -> Command:
 def init(site: Site, root: str, *, hosts_file: str = "") -> Command:
     """Create the namespace, or take note of a new cap."""
     words = [*SHAREDFS, "init", root]
+    if root == site.namespace and site.client_library:
+        words += ["--set", f"client_library={site.client_library}"]
     if site.cap and root == site.namespace:
         words += ["--cap", site.cap]
     if site.secret_file:

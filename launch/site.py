@@ -114,7 +114,14 @@ class Site:
         params: dict[str, object] = {"root": self.namespace}
         if self.secret_file:
             params["secret_file"] = self.secret_file
+        if self.client_library:
+            params["client_library"] = self.client_library
         return params | dict(json.loads(self.store_settings))
+
+    @property
+    def client_library(self) -> str:
+        """The library through which the plugin itself calls GekkoFS; empty otherwise."""
+        return self.gekkofs_client if self.gekkofs and self.gekkofs_access == "library" else ""
 
 
 def variable_of(name: str) -> str:
@@ -246,6 +253,11 @@ def _staging(site: Site) -> None:
         raise SiteError(
             "FLEET_KEPT is FLEET_NAMESPACE: a namespace on a file system that outlives the job "
             "needs no staging; leave FLEET_KEPT empty"
+        )
+    if site.kept and site.client_library:
+        raise SiteError(
+            "FLEET_KEPT cannot be used with FLEET_GEKKOFS_ACCESS=library: staging sees two file "
+            "systems, the library only one; use preload or fuse"
         )
 
 

@@ -92,6 +92,13 @@ def test_with_another_way_of_access_nothing_is_preloaded() -> None:
     assert "LD_PRELOAD" not in commands.server(site, PORTS, hosts_file=HOSTS).environment
 
 
+def test_a_client_library_is_named_to_the_plugin_and_to_init() -> None:
+    site = replace(ON_GEKKOFS, gekkofs_access="library", gekkofs_client="/opt/lib/c.so", kept="")
+    assert site.adapter_params["client_library"] == "/opt/lib/c.so"
+    words = commands.init(site, site.namespace, hosts_file=HOSTS).words
+    assert words[-2:] == ("--set", "client_library=/opt/lib/c.so")
+
+
 def test_keys_are_on_no_command_line() -> None:
     text = rendered(ON_GPUS, GPU)
     assert "/home/u/key" in text and "API_KEY" not in text
