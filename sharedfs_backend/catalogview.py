@@ -17,11 +17,11 @@ from contextlib import suppress
 
 from sharedfs_backend.catalog import ANY_SPACE, Catalog
 from sharedfs_backend.context import Context
-from sharedfs_backend.files import FileFailure, Files, LocalFiles, WatchedFiles
+from sharedfs_backend.files import FileFailure, Files, WatchedFiles
 from sharedfs_backend.keyring import KeyRing
 from sharedfs_backend.layout import NAMESPACE_PATH, LayoutDescriptor
 from sharedfs_backend.ledger import Ledger
-from sharedfs_backend.opening import open_within_time
+from sharedfs_backend.opening import open_within_time, reach
 from sharedfs_backend.refresh import Refresher
 from sharedfs_backend.rules import Rules
 from sharedfs_backend.runtime import Runtime, ThreadRuntime
@@ -56,7 +56,7 @@ class CatalogView:
             raise
         self.seal = found.seal
         self._watched = WatchedFiles(
-            files if files is not None else LocalFiles(settings.root, found.profile), runtime
+            files if files is not None else reach(settings, found.profile), runtime
         )
         self._closing = threading.Event()
         self._turns = Turns(runtime, settings.lease_seconds / 2)

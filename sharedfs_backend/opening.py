@@ -16,12 +16,16 @@ from dataclasses import replace
 
 from sharedfs_backend.exceptions import NamespaceError
 from sharedfs_backend.files import (
+    GEKKOFS,
     LUSTRE,
     UNPROBED,
     FailureKind,
     FileFailure,
     Files,
+    LibraryFiles,
+    LibraryMissing,
     LocalFiles,
+    Profile,
     differences,
     effective,
     mount_warnings,
@@ -77,7 +81,23 @@ def open_within_time(
     return outcome
 
 
+def reach(settings: Settings, profile: Profile = UNPROBED) -> Files:
+    """The file layer through which this process sees the namespace. Raises NamespaceError for a
+    client library that cannot be used."""
+    if settings.client_library is None:
+        return LocalFiles(settings.root, profile)
+    try:
+        return LibraryFiles(settings.root, settings.client_library)
+    except LibraryMissing as error:
+        raise NamespaceError(
+            f"client_library: {error}; build it as launch/gekkofs/sharedfs_client.cpp says, "
+            "against the client that runs here"
+        ) from None
+
+
 def _open(runtime: Runtime, settings: Settings, create: bool) -> Namespace:
+    if settings.client_library is not None:
+        return _open_library(runtime, settings, create)
     if create:
         require_root(settings.root)
     plain = LocalFiles(settings.root)
@@ -91,6 +111,18 @@ def _open(runtime: Runtime, settings: Settings, create: bool) -> Namespace:
             raise
         log.warning("%s: cannot be written to (%s): loading only", settings.root, failure)
         return _unprobed(found)
+
+
+def _open_library(runtime: Runtime, settings: Settings, create: bool) -> Namespace:
+    """A library's root can be made, but what it can do not be probed: GekkoFS' is assumed."""
+    files = reach(settings)
+    found = open_namespace(files, settings, create=create)
+    if found.record.profile is None and settings.profile is None:
+        if create:
+            writer = runtime.random_bytes(8).hex()
+            change_settings(files, found.seal, writer, profile=GEKKOFS.to_dict())
+        found = replace(found, profile=GEKKOFS)
+    return _unprobed(found)
 
 
 def _unprobed(found: Namespace) -> Namespace:

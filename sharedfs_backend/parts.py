@@ -40,7 +40,7 @@ from sharedfs_backend.keyring import KeyRing
 from sharedfs_backend.layout import NAMESPACE_PATH, PackCommit
 from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.loading import Loader
-from sharedfs_backend.opening import open_within_time
+from sharedfs_backend.opening import open_within_time, reach
 from sharedfs_backend.orphans import OrphanPass
 from sharedfs_backend.publisher import Publisher
 from sharedfs_backend.putting import Putter
@@ -107,11 +107,16 @@ class Parts:
         settings, runtime, rules, stats = self.settings, self.runtime, self.rules, self.stats
         seal, profile = self.namespace.seal, self.namespace.profile
         self.seal, self.profile = seal, profile
-        local = LocalFiles(settings.root, profile)
-        self.watched = WatchedFiles(files if files is not None else local, runtime)
+        reached = files if files is not None else reach(settings, profile)
+        self.watched = WatchedFiles(reached, runtime)
         read_cached: CachedRead | None = None
-        if files is None and profile.cached_reads is not CachedReads.NONE:
-            read_cached = self.watched.counted(local.read_cached)
+        # What was injected is taken for a file system without such a call.
+        if (
+            files is None
+            and isinstance(reached, LocalFiles)
+            and profile.cached_reads is not CachedReads.NONE
+        ):
+            read_cached = self.watched.counted(reached.read_cached)
         self.context = context = Context(
             self.watched, runtime, seal, profile, settings, stats, rules
         )

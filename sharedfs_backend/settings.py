@@ -109,6 +109,8 @@ class Settings:
     """Compare own content with what other writers stored for the same key, now and then."""
     profile: str | None = text(None, plain=True)
     """Name of the file system profile to use instead of the probed one."""
+    client_library: str | None = text(None, plain=False)
+    """Shared library to reach the file system through, instead of the kernel (GekkoFS)."""
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):

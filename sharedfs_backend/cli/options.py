@@ -47,7 +47,7 @@ def settings_for(
 def require_directory(settings: Settings) -> None:
     """A namespace's root is a directory. Raises NamespaceMissing, which says what to check."""
     root = settings.root
-    if os.path.isdir(root):
+    if settings.client_library is not None or os.path.isdir(root):
         return
     what = "is no directory" if os.path.exists(root) else "does not exist"
     raise NamespaceMissing(

@@ -3,6 +3,7 @@
     api.py        the protocol (`Files`, `Handle`) everything above is written against
     failure.py    `FileFailure`, and errno translated into its kinds
     local.py      the protocol on a mounted directory (plain.py, writeback.py: its system calls)
+    library.py    the protocol through a client library's functions
     profile.py    what a file system can do, as a value; probe.py finds out by trying
     mounts.py     which file system a mount is, and what its options cost
     striping.py   Lustre's layout of the files in a directory, set once
@@ -24,9 +25,11 @@ from sharedfs_backend.files.api import (
 from sharedfs_backend.files.counting import CountingFiles, Operation
 from sharedfs_backend.files.failure import FailureKind, FileFailure
 from sharedfs_backend.files.health import Health, HealthPolicy, State
+from sharedfs_backend.files.library import LibraryFiles, LibraryMissing
 from sharedfs_backend.files.local import LocalFiles
 from sharedfs_backend.files.probe import differences, effective, mount_warnings, probe
 from sharedfs_backend.files.profile import (
+    GEKKOFS,
     LUSTRE,
     NAMED,
     UNPROBED,
@@ -51,7 +54,10 @@ __all__ = [
     "Handle",
     "Health",
     "HealthPolicy",
+    "GEKKOFS",
     "LUSTRE",
+    "LibraryFiles",
+    "LibraryMissing",
     "LocalFiles",
     "NAMED",
     "Operation",

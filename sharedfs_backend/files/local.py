@@ -182,7 +182,7 @@ def _write_vectored(fd: int, offset: int, parts: Sequence[Buffer]) -> None:
 
 
 def _write_plain(fd: int, offset: int, parts: Sequence[Buffer]) -> None:
-    for part in _joined(parts):
+    for part in joined(parts):
         pending = part
         while pending.nbytes:
             done = pwrite_from(fd, pending, offset)
@@ -204,7 +204,7 @@ def _after(parts: Sequence[Buffer], done: int) -> list[memoryview]:
     return left
 
 
-def _joined(parts: Sequence[Buffer]) -> Iterator[memoryview]:
+def joined(parts: Sequence[Buffer]) -> Iterator[memoryview]:
     """The same bytes in fewer parts: runs of small ones become one, large ones are not copied."""
     small: list[memoryview] = []
     small_bytes = 0

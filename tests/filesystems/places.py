@@ -108,8 +108,14 @@ def _in_memory(name: str, folder: Path) -> Iterator[dict[str, str]]:
 
 
 def _without_chance(kind: str) -> Quirks:
-    """A file system's quirks, but for those that fail a call now and then."""
-    return replace(named(kind), short_read_probability=0.0, listing_miss_probability=0.0)
+    """A file system's quirks, but for those that fail a call now and then, and but for a limit on
+    metadata operations, which only makes a run long (fuse-metadata-rate has one)."""
+    return replace(
+        named(kind),
+        short_read_probability=0.0,
+        listing_miss_probability=0.0,
+        metadata_per_second=0,
+    )
 
 
 def _require_clean(made: Standin) -> None:
