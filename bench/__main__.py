@@ -38,7 +38,8 @@ RESULTS = REPOSITORY / ".bench"
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES_MIN = 6 << 30
 
-os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")  # before LMCache is imported: progress is ours
+os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")  # before they are imported: progress is ours
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 logging.getLogger("sharedfs_backend").setLevel(logging.ERROR)
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=(__doc__ or "").split("\n")[0])

@@ -2,19 +2,21 @@
 
 Three parts: the batches of the acceptance targets at 0 and 1 ms; the slope, milliseconds of reload
 for each millisecond an operation takes; and the sweep over latency, bandwidth, prefix length and
-chunk size. Loads come from packs not held open. What the rows say is in reload_says.py.
+chunk size. Loads come from packs not held open. What the rows say is in
+reload_says.py and reload_draws.py.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.cases import reload_says
-from bench.cases.reload_says import ACCEPTED, DISTINCT, SLOPE_LATENCIES
+from bench.cases import reload_draws, reload_says
+from bench.cases.reload_says import ACCEPTED, DISTINCT, LARGE, SLOPE_LATENCIES
 from bench.core.adapters import CONTENDERS, FS_NATIVE, OURS
 from bench.core.case import FULL, QUICK, Context, Figure, Parameter, Row, Verdict
 from bench.core.machine import memory_available_bytes
@@ -22,6 +24,7 @@ from bench.core.mounts import Conditions, Mount, mounted
 from bench.core.profile import Sampler
 from bench.core.turns import Batch, Memory, Turn, TurnFailed, one_turn, rotated, turns
 from bench.core.turns import store_lookup_load as take_turns
+from bench.core.vllm_tier import VLLM_TIER
 
 MIB = 1 << 20
 LLAMA_8B = 131_072
@@ -53,16 +56,10 @@ class Reload:
             self._slopes(context, mount)
             self._sweep(context, mount)
             self._lengths(context, mount)
-        context.missing(
-            "load",
-            "ms",
-            "vLLM's own file tier is reached only from inside a vLLM worker: its entry points take "
-            "a worker's GPU block tables, so it cannot be driven beside an L2 adapter",
-            adapter="vllm file tier",
-        )
+            self._vllm_tier(context, mount)
 
     def figures(self, rows: Sequence[Row]) -> list[Figure]:
-        return reload_says.figures(rows)
+        return reload_draws.figures(rows)
 
     def verdicts(self, rows: Sequence[Row]) -> list[Verdict]:
         return reload_says.verdicts(rows)
@@ -229,6 +226,33 @@ class Reload:
                 )
                 context.cells.finish(cell)
 
+    def _vllm_tier(self, context: Context, mount: Mount) -> None:
+        """vLLM's own file tier beside ours; last, since importing vLLM takes its time."""
+        if not context.wants(VLLM_TIER):
+            return
+        for batch in (LARGE,) if context.quick else ACCEPTED:
+            for latency in (0.0, 1.0):
+                cell = f"tier {batch} at {latency:g} ms"
+                if not _begins(context, mount, cell, latency, part="tier"):
+                    continue
+                if why := _unavailable_tier():
+                    context.missing("load", "ms", why, cell=cell, adapter=VLLM_TIER)
+                    context.cells.finish(cell)
+                    continue
+                take_turns(
+                    context,
+                    mount,
+                    (OURS, VLLM_TIER),
+                    Memory(batch, context.seed),
+                    Conditions(latency),
+                    cell=cell,
+                    rounds=3 if context.quick else context.rounds,
+                    part="tier",
+                    batch=str(batch),
+                    latency_ms=latency,
+                )
+                context.cells.finish(cell)
+
     def _lengths(self, context: Context, mount: Mount) -> None:
         """Prefix length times chunk size, full profile only."""
         if context.quick:
@@ -261,6 +285,15 @@ class Reload:
                         chunk_tokens=chunk,
                     )
                     context.cells.finish(cell)
+
+
+def _unavailable_tier() -> str:
+    """Why vLLM's own file tier cannot be driven here; "" if it can."""
+    try:
+        importlib.import_module("vllm.v1.kv_offload.tiering.fs.manager")
+    except ImportError as error:
+        return f"this vLLM has no file tier that can be driven by itself: {error}"
+    return ""
 
 
 def _slope_rounds(context: Context, tokens: int) -> int:
@@ -342,7 +375,8 @@ def _steps(context: Context) -> int:
     sweep = cells * ((3 if context.quick else context.rounds) + 1)
     sweep *= len(_wanted(context, _sweepers(context)))
     by_length = 0 if context.quick else 24 * (min(5, context.rounds) + 1) * contenders
-    return batches + slopes + sweep + by_length
+    tier = 2 * (2 if context.quick else 4) * ((3 if context.quick else context.rounds) + 1)
+    return batches + slopes + sweep + by_length + tier
 
 
 CASE = Reload()

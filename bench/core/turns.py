@@ -12,12 +12,14 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from bench.core.adapters import OURS, Arena, Driver, Timed, object_keys
 from bench.core.case import Context, Parameter
 from bench.core.mounts import Conditions, Mount
+from bench.core.vllm_tier import VLLM_TIER, VllmTier
 
 WARMUP_ROUNDS = 1
 
@@ -62,7 +64,12 @@ class Turn:
         adapter = adapter or name
         slug = re.sub(r"[^a-z0-9._]+", "-", f"{cell}-{name}".lower())
         self.name, self._mount, self._folder, self.memory = name, mount, slug, memory
-        self.driver = Driver(adapter, mount.path / self._folder, memory.source)
+        root = mount.path / self._folder
+        self.driver: Any = (
+            VllmTier(root, memory.source, memory.target)
+            if adapter == VLLM_TIER
+            else Driver(adapter, root, memory.source)
+        )
         self._first = 0
 
     def next_keys(self) -> list[object]:

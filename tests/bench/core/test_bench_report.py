@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.cases.reload_says import ACCEPTED, SLOPE_LATENCIES, figures, verdicts
+from bench.cases.reload_draws import figures
+from bench.cases.reload_says import ACCEPTED, SLOPE_LATENCIES, verdicts
 from bench.core.case import Outcome, Parameter, Row
 from bench.core.registry import registry
 from bench.core.results import Saved, save

@@ -22,6 +22,7 @@ from bench.core.results import Origin
 from bench.core.runner import Recording
 from bench.core.select import by_round, choices, ratio, unmeasured
 from bench.core.turns import Batch, Memory, Turn, TurnFailed, one_turn, rotated, store_lookup_load
+from bench.core.vllm_tier import VLLM_TIER
 from tests.bench.core.test_bench_results import ORIGIN
 
 BATCH = Batch(4, 64 << 10)
@@ -103,7 +104,7 @@ def test_other_bytes_than_those_stored_fail_the_turn(plain: Plain) -> None:
         memory.target.array()[2, 100] ^= 1
         return timed
 
-    turn.driver.load = tampering  # type: ignore[method-assign]
+    turn.driver.load = tampering
     try:
         with pytest.raises(TurnFailed, match="1 of 4 chunks hold other bytes"):
             one_turn(turn)
@@ -172,3 +173,12 @@ def test_objects_may_share_memory_so_that_long_prefixes_fit() -> None:
     contents = [bytes(one.raw_data.numpy()) for one in arena.objects]
     assert contents[0] == contents[2] == contents[4] != contents[1] == contents[3]
     assert arena.array().shape == (2, 8192)
+
+
+def test_vllms_own_file_tier_takes_turns_too(tmp_path: Path, plain: Plain) -> None:
+    made, recording = context(tmp_path)
+    memory = Memory(BATCH, 1)
+    names = (VLLM_TIER, OURS)
+    store_lookup_load(made, plain, names, memory, Conditions(), cell="tier", rounds=3)
+    assert unmeasured(recording.rows) == []
+    assert sorted(by_round(recording.rows, "load", adapter=VLLM_TIER)) == [0, 1, 2]
