@@ -75,7 +75,7 @@ def missing() -> str | None:
 
 
 class Gluster:
-    """See the module. `folder` must allow trusted extended attributes: a local disk does."""
+    """See the module. `folder` must allow trusted extended attributes: a disk and tmpfs do."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -82,9 +82,6 @@ def place(name: str, folder: Path) -> Iterator[dict[str, str]]:
     if name == "disk":
         folder.mkdir(parents=True, exist_ok=True)
         yield _environ(folder)
-    elif name == "glusterfs":
-        with Gluster(folder) as volume:
-            yield _environ(volume.mount())
     else:
         with tempfile.TemporaryDirectory(prefix="sharedfs-", dir="/dev/shm") as memory:
             yield from _in_memory(name, Path(memory))
@@ -94,6 +91,9 @@ def _in_memory(name: str, folder: Path) -> Iterator[dict[str, str]]:
     """For speed: what is tested is how a file system behaves, not a disk."""
     if name == "tmpfs":
         yield _environ(folder)
+    elif name == "glusterfs":
+        with Gluster(folder / "volume") as volume:
+            yield _environ(volume.mount())
     elif name == "gekkofs":
         # One process is one client, which always sees what it made: staleness needs a second one.
         with Standin(folder, listing_stale_us=0) as made:

@@ -126,6 +126,34 @@ with Store(sys.argv[1] + "/kv") as store:
 
 
 @needs_compiler
+def test_commands_and_staging_work_under_the_client(standin: Standin, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from sharedfs_backend import Store
+from sharedfs_backend.cli import main
+from sharedfs_backend.store import DIRECT_LAYOUT, PutItem
+root, kept = sys.argv[1] + "/kv", {str(tmp_path / "kept")!r}
+with Store(root) as store:
+    store.put([PutItem(b"k" * 16, memoryview(b"k" * 65536), DIRECT_LAYOUT)])
+def run(*words):
+    sys.argv[1:] = words
+    try:
+        main()
+    except SystemExit as end:
+        print(words[0], end.code)
+run("stage", "--from", root, "--to", kept, "--json")
+run("stage", "--from", kept, "--to", root + "2", "--json")
+run("verify", root + "2", "--json")
+run("gc", root + "2", "--json", "--set", "drop_delay_seconds=0.2",
+    "--set", "load_deadline_seconds=0.1", "--set", "refresh_seconds=0.05")
+"""
+    done = run(standin, code)
+    ends = [line for line in done.stdout.splitlines() if line[:1].isalpha()]
+    assert ends == ["stage 0", "stage 0", "verify 0", "gc 0"], done.stdout + done.stderr
+    assert standin.control["poisoned"] == standin.control["lies"] == 0
+
+
+@needs_compiler
 def test_a_daemon_that_never_answers_costs_a_load_its_deadline_only(standin: Standin) -> None:
     code = """
 import os, sys, time
