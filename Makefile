@@ -38,7 +38,7 @@ test-unit: setup-dev  ## all tests but those on real engines and the crash test
 # Needs Debian's munge, slurmctld, slurmd, slurm-client and shellcheck; no root, no Slurm set up.
 test-slurm: preflight setup-dev  ## launch/slurm on four virtual nodes, then with real engines (about 10 GB)
 	@status=0; \
-	$(VENV)/python -m pytest tests/slurm -m "not engine and not nightly" || status=1; \
+	$(VENV)/python -m pytest -n 2 --dist loadfile tests/slurm -m "not engine and not nightly" || status=1; \
 	$(VENV)/python -m pytest tests/slurm -m "engine and not nightly" || status=1; \
 	exit $$status
 
