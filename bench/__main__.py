@@ -38,13 +38,18 @@ RESULTS = REPOSITORY / ".bench"
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES_MIN = 6 << 30
 
-os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")  # before they are imported: progress is ours
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-logging.getLogger("sharedfs_backend").setLevel(logging.ERROR)
-
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=(__doc__ or "").split("\n")[0])
 out = Console(soft_wrap=True)
 err = Console(stderr=True, soft_wrap=True)
+
+
+@app.callback()
+def quietly() -> None:
+    """One command for each question."""
+    # Before LMCache and vLLM are imported: what is shown is our progress.
+    os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    logging.getLogger("sharedfs_backend").setLevel(logging.ERROR)
 
 
 @app.command("list")

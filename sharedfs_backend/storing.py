@@ -69,10 +69,6 @@ class _Write:
     job: PackJob
     pack: list[Part]
 
-    def run(self) -> None:
-        """On this thread."""
-        self.storer._write_pack(self.batch, self.job, self.pack)
-
     def start(self) -> None:
         """On a worker."""
         self.storer._start_pack(self.batch, self.job, self.pack)
@@ -158,11 +154,9 @@ class Storer:
             self._batches[batch] = None
         # All are planned before the first is written: planning beside busy writers takes longer.
         begun = [self._begin(realm, batch, pack, writer) for pack in packs]
-        ready = [write for write in begun if write is not None]
-        for write in ready[1:]:
-            write.start()
-        if ready:  # one of them on this thread, which would have nothing else to do
-            ready[0].run()
+        for write in begun:
+            if write is not None:
+                write.start()
 
     def _is_quarantined(self, realm: Realm, pack: list[Part]) -> bool:
         """The audit has just stopped sharing what this pack would be part of; it is dropped."""
