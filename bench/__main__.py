@@ -43,10 +43,8 @@ out = Console(soft_wrap=True)
 err = Console(stderr=True, soft_wrap=True)
 
 
-@app.callback()
 def quietly() -> None:
-    """One command for each question."""
-    # Before LMCache and vLLM are imported: what is shown is our progress.
+    """Before LMCache and vLLM are imported: what is shown is our progress."""
     os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     logging.getLogger("sharedfs_backend").setLevel(logging.ERROR)
@@ -186,4 +184,5 @@ def _shown(words: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
+    quietly()
     app()
