@@ -73,9 +73,7 @@ def plan(
     return victims
 
 
-def by_value(
-    pool: Sequence[Candidate], now: float, recency_step_seconds: float
-) -> list[Candidate]:
+def by_value(pool: Sequence[Candidate], now: float, recency_step_seconds: float) -> list[Candidate]:
     """All of them, the least valuable first."""
     depth = depths({candidate.pack_id: candidate.parent_id for candidate in pool})
 
