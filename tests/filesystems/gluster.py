@@ -108,7 +108,9 @@ class Gluster:
     def _start(self, program: str, volume: str, *words: str, log: str = "") -> None:
         file, to = self._folder / f"{volume}.vol", self._log(log or volume)
         command = [program, "-N", "-f", str(file), "-l", str(to), *words]
-        self._processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
+        # A session of its own: on an unmount the client signals its whole process group.
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        self._processes.append(process)
 
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
