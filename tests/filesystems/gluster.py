@@ -108,7 +108,7 @@ class Gluster:
     def _start(self, program: str, volume: str, *words: str, log: str = "") -> None:
         file, to = self._folder / f"{volume}.vol", self._log(log or volume)
         command = [program, "-N", "-f", str(file), "-l", str(to), *words]
-        # A session of its own: on an unmount the client signals its whole process group.
+        # A session of its own: Ctrl-C must not end the brick before its mounts are taken away.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         self._processes.append(process)
 
