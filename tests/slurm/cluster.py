@@ -221,8 +221,26 @@ class Cluster:
 
     def _sessions_on(self, name: str) -> list[Session]:
         """Sessions of what runs on this node of ours: what says so, and its descendants."""
+        pids = processes_with(self.environment["SLURM_CONF"], name)
+        return self._sessions_of(with_descendants([*pids, *self._step_daemons(name)]))
+
+    def _step_daemons(self, name: str = "") -> list[int]:
+        """Slurm's own processes of jobs, which outlive slurmd: they work in our folder, and write
+        their node's log."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if os.readlink(entry / "cwd").split(" ")[0] != str(self.folder):
+                    continue
+                files = {os.path.basename(os.readlink(fd)) for fd in (entry / "fd").iterdir()}
+                if not name or f"slurmd-{name}.log" in files:
+                    found.append(int(entry.name))
+        return found
+
+    @staticmethod
+    def _sessions_of(pids: Iterable[int]) -> list[Session]:
         found: dict[int, Session] = {}
-        for pid in with_descendants(processes_with(self.environment["SLURM_CONF"], name)):
+        for pid in pids:
             stat = read_stat(pid)
             if stat is not None and stat.session not in found:
                 leader = read_stat(stat.session)
@@ -230,13 +248,16 @@ class Cluster:
         return list(found.values())
 
     def close(self) -> None:
-        """Everything ends: nodes first, munged last."""
+        """Everything ends: nodes first, munged last; then what jobs still had."""
         order = [*self.nodes, "slurmctld", "munged"]
         for name in order:
             if name in self._daemons:
                 process, session = self._daemons.pop(name)
                 stop_sessions([session], grace_seconds=10.0, reap=process.poll)
                 process.wait(10)
+        conf = self.environment["SLURM_CONF"]
+        left = with_descendants([*processes_with(conf), *self._step_daemons()])
+        stop_sessions(self._sessions_of(left), grace_seconds=0.0)
 
 
 def processes_with(conf: str, node: str | None = None, job_id: int = 0) -> list[int]:
