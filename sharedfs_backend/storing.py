@@ -60,20 +60,6 @@ class InFlight:
     followers: list[Part] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """A pack that is ready to be written."""
-
-    storer: Storer
-    batch: Batch
-    job: PackJob
-    pack: list[Part]
-
-    def start(self) -> None:
-        """On a worker."""
-        self.storer._start_pack(self.batch, self.job, self.pack)
-
-
 class Storer:
     """See the module. Thread-safe. `audit(realm, parts)` is shown what others have stored."""
 
@@ -153,10 +139,10 @@ class Storer:
         with self._lock:
             self._batches[batch] = None
         # All are planned before the first is written: planning beside busy writers takes longer.
-        begun = [self._begin(realm, batch, pack, writer) for pack in packs]
-        for write in begun:
-            if write is not None:
-                write.start()
+        jobs = [self._begin(realm, batch, pack, writer) for pack in packs]
+        for job, pack in zip(jobs, packs, strict=True):
+            if job is not None:
+                self._start_pack(batch, job, pack)
 
     def _is_quarantined(self, realm: Realm, pack: list[Part]) -> bool:
         """The audit has just stopped sharing what this pack would be part of; it is dropped."""
@@ -165,7 +151,7 @@ class Storer:
             self.drop(pack, QUARANTINED)
         return found
 
-    def _begin(self, realm: Realm, batch: Batch, pack: list[Part], writer: str) -> _Write | None:
+    def _begin(self, realm: Realm, batch: Batch, pack: list[Part], writer: str) -> PackJob | None:
         """One pack: planned and paid for, ready to be written; None if it was given up."""
         now = self._runtime.now()
         refusal: Refusal | None = Refusal.NO_SPACE
@@ -179,7 +165,7 @@ class Storer:
             self._pack_done(batch, None, pack, BROKEN)
             return None
         if refusal is None:
-            return _Write(self, batch, job, pack)
+            return job
         if self._waitlist.add(Unpaid(realm, pack, job.submitted, refusal), now):
             self._stats.add("stores_waited")
             self._on_refused(refusal)
