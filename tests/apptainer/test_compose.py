@@ -193,9 +193,12 @@ def test_replicas_differ_in_their_gpu_alone() -> None:
 
 def test_a_replica_starts_server_and_engine_on_the_shared_directory(tmp_path: Path) -> None:
     """The command as the container runs it, with stubs for the two programs."""
-    for name in ("lmcache", "vllm"):
+    # The script ends its server with the engine: the engine's stub stays until the server has run.
+    wait = f'for _ in $(seq 200); do [ -s "{tmp_path}/lmcache.words" ] && break; sleep 0.05; done'
+    for name, last in (("lmcache", ""), ("vllm", wait)):
         stub = tmp_path / name
-        stub.write_text(f'#!/bin/sh\nprintf "%s\\0" {name} "$@" >"{tmp_path}/{name}.words"\n')
+        words = f'printf "%s\\0" {name} "$@" >"{tmp_path}/{name}.words"'
+        stub.write_text(f"#!/bin/sh\n{words}\n{last}\n")
         stub.chmod(0o755)
     service = SERVICES["replica-a"]
     given = {name: str(value) for name, value in service["environment"].items()}
