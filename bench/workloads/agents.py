@@ -10,16 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from bench.workloads.workload import (
-    BLOCK_TOKENS,
-    OUTPUT_TOKEN_SECONDS,
-    Fresh,
-    Request,
-    Workload,
-    gamma_arrivals,
-    in_order,
-    lognormal_tokens,
-)
+from bench.workloads.workload import BLOCK_TOKENS, OUTPUT_TOKEN_SECONDS, Drawing, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +42,16 @@ class Agents:
 
 
 def generate(name: str, what: Agents, rng: random.Random) -> Workload:
-    fresh = Fresh()
-    kinds = [fresh.blocks(what.instruction_tokens, what.block_tokens) for _ in range(what.kinds)]
-    requests: list[Request] = []
-    for began_at in gamma_arrivals(what.runs_per_second, 1.0, what.runs, rng):
+    drawn = Drawing(rng, what.block_tokens)
+    kinds = [drawn.blocks(what.instruction_tokens) for _ in range(what.kinds)]
+    for began_at in drawn.arrivals(what.runs_per_second, what.runs):
         at, blocks = began_at, list(rng.choice(kinds))
-        tokens = what.instruction_tokens + lognormal_tokens(what.task_tokens_mean, 0.7, rng)
+        tokens = what.instruction_tokens + drawn.tokens(what.task_tokens_mean, 0.7)
         while tokens <= what.prompt_tokens_max:
-            fresh.extend(blocks, tokens, what.block_tokens)
-            output = lognormal_tokens(what.output_tokens_mean, 0.7, rng)
-            requests.append(Request(at, tokens, output, tuple(blocks)))
+            output = drawn.tokens(what.output_tokens_mean, 0.7)
+            drawn.ask(at, tokens, output, blocks)
             if rng.random() * what.steps_mean < 1.0:
                 break
-            tokens += output + lognormal_tokens(what.tool_tokens_mean, what.tool_sigma, rng)
+            tokens += output + drawn.tokens(what.tool_tokens_mean, what.tool_sigma)
             at += output * OUTPUT_TOKEN_SECONDS + rng.expovariate(1 / what.tool_seconds_mean)
-    return in_order(name, requests, what.statement, what.block_tokens)
+    return drawn.workload(name, what.statement)

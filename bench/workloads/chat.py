@@ -12,16 +12,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from bench.workloads.workload import (
-    BLOCK_TOKENS,
-    OUTPUT_TOKEN_SECONDS,
-    Fresh,
-    Request,
-    Workload,
-    gamma_arrivals,
-    in_order,
-    lognormal_tokens,
-)
+from bench.workloads.workload import BLOCK_TOKENS, OUTPUT_TOKEN_SECONDS, Drawing, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +46,18 @@ class Chat:
 
 
 def generate(name: str, what: Chat, rng: random.Random) -> Workload:
-    fresh = Fresh()
-    system = fresh.blocks(what.system_tokens, what.block_tokens)
-    requests: list[Request] = []
-    arrivals = gamma_arrivals(
-        what.conversations_per_second, what.variation, what.conversations, rng
-    )
-    for began_at in arrivals:
+    drawn = Drawing(rng, what.block_tokens)
+    system, count = drawn.blocks(what.system_tokens), what.conversations
+    for began_at in drawn.arrivals(what.conversations_per_second, count, what.variation):
         at, tokens, blocks = began_at, what.system_tokens, list(system)
         while True:
-            tokens += lognormal_tokens(what.prompt_tokens_mean, what.prompt_sigma, rng)
+            tokens += drawn.tokens(what.prompt_tokens_mean, what.prompt_sigma)
             if tokens > what.prompt_tokens_max:
                 break
-            fresh.extend(blocks, tokens, what.block_tokens)
-            answer = lognormal_tokens(what.answer_tokens_mean, what.answer_sigma, rng)
-            requests.append(Request(at, tokens, answer, tuple(blocks)))
+            answer = drawn.tokens(what.answer_tokens_mean, what.answer_sigma)
+            drawn.ask(at, tokens, answer, blocks)
             if rng.random() * what.turns_mean < 1.0:
                 break
             tokens += answer
             at += answer * OUTPUT_TOKEN_SECONDS + rng.expovariate(1 / what.think_seconds_mean)
-    return in_order(name, requests, what.statement, what.block_tokens)
+    return drawn.workload(name, what.statement)

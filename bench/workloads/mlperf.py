@@ -14,14 +14,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from bench.workloads.workload import (
-    BLOCK_TOKENS,
-    OUTPUT_TOKEN_SECONDS,
-    Fresh,
-    Request,
-    Workload,
-    in_order,
-)
+from bench.workloads.workload import BLOCK_TOKENS, OUTPUT_TOKEN_SECONDS, Drawing, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +77,7 @@ def quality_of(request_number: int) -> Quality:
 
 
 def generate(name: str, what: Mix, rng: random.Random) -> Workload:
-    fresh = Fresh()
-    requests: list[Request] = []
+    drawn = Drawing(rng, what.block_tokens)
     for user in range(what.users):
         kind = KINDS[user % len(KINDS)]
         at = rng.uniform(0.0, min(1.0, what.seconds))
@@ -93,9 +85,8 @@ def generate(name: str, what: Mix, rng: random.Random) -> Workload:
         while at < what.seconds:
             if tokens == 0 or tokens > kind.context_tokens[1]:
                 tokens, blocks = rng.randint(*kind.context_tokens), []
-            fresh.extend(blocks, tokens, what.block_tokens)
             output = rng.randint(*kind.output_tokens)
-            requests.append(Request(at, tokens, output, tuple(blocks)))
+            drawn.ask(at, tokens, output, blocks)
             tokens += output + what.turn_tokens
             at += output * OUTPUT_TOKEN_SECONDS + rng.uniform(*kind.think_seconds)
-    return in_order(name, requests, what.statement, what.block_tokens)
+    return drawn.workload(name, what.statement)

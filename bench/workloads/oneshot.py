@@ -9,15 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from bench.workloads.workload import (
-    BLOCK_TOKENS,
-    Fresh,
-    Request,
-    Workload,
-    gamma_arrivals,
-    in_order,
-    lognormal_tokens,
-)
+from bench.workloads.workload import BLOCK_TOKENS, Drawing, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +31,9 @@ class OneShot:
 
 
 def generate(name: str, what: OneShot, rng: random.Random) -> Workload:
-    fresh = Fresh()
-    requests = []
-    for at in gamma_arrivals(what.prompts_per_second, 1.0, what.prompts, rng):
-        tokens = lognormal_tokens(what.prompt_tokens_mean, what.prompt_sigma, rng)
+    drawn = Drawing(rng, what.block_tokens)
+    for at in drawn.arrivals(what.prompts_per_second, what.prompts):
+        tokens = drawn.tokens(what.prompt_tokens_mean, what.prompt_sigma)
         tokens = min(tokens, what.prompt_tokens_max)
-        output = lognormal_tokens(what.output_tokens_mean, 0.7, rng)
-        blocks = fresh.blocks(tokens, what.block_tokens)
-        requests.append(Request(at, tokens, output, tuple(blocks)))
-    return in_order(name, requests, what.statement, what.block_tokens)
+        drawn.ask(at, tokens, drawn.tokens(what.output_tokens_mean, 0.7), [])
+    return drawn.workload(name, what.statement)

@@ -10,16 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from bench.workloads.workload import (
-    BLOCK_TOKENS,
-    Fresh,
-    Request,
-    Workload,
-    gamma_arrivals,
-    in_order,
-    lognormal_tokens,
-    zipf_weights,
-)
+from bench.workloads.workload import BLOCK_TOKENS, Drawing, Workload, zipf_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +41,24 @@ class Rag:
 
 
 def generate(name: str, what: Rag, rng: random.Random) -> Workload:
-    fresh = Fresh()
-    system = fresh.blocks(what.system_tokens, what.block_tokens)
+    drawn = Drawing(rng, what.block_tokens)
+    system = drawn.blocks(what.system_tokens)
     weights = zipf_weights(what.documents, what.zipf_exponent)
     lengths = [
-        max(1, lognormal_tokens(what.document_tokens_mean, what.document_sigma, rng))
+        max(1, drawn.tokens(what.document_tokens_mean, what.document_sigma))
         // what.block_tokens
         * what.block_tokens
         for _ in range(what.documents)
     ]
     chains: dict[tuple[int, ...], list[int]] = {(): system}
-    requests = []
-    for at in gamma_arrivals(what.questions_per_second, 1.0, what.questions, rng):
+    for at in drawn.arrivals(what.questions_per_second, what.questions):
         found = _found(what, weights, rng)
-        blocks = _chain(found, chains, lengths, fresh, what.block_tokens)
-        documents = sum(lengths[document] for document in found)
-        question = lognormal_tokens(what.question_tokens_mean, 0.5, rng)
-        answer = lognormal_tokens(what.answer_tokens_mean, 0.7, rng)
-        requests.append(
-            Request(at, what.system_tokens + documents + question, answer, tuple(blocks))
-        )
-    return in_order(name, requests, what.statement, what.block_tokens)
+        blocks = list(_chain(found, chains, lengths, drawn))
+        tokens = what.system_tokens + sum(lengths[document] for document in found)
+        question = drawn.tokens(what.question_tokens_mean, 0.5)
+        answer = drawn.tokens(what.answer_tokens_mean, 0.7)
+        drawn.ask(at, tokens + question, answer, blocks)
+    return drawn.workload(name, what.statement)
 
 
 def _found(what: Rag, weights: list[float], rng: random.Random) -> tuple[int, ...]:
@@ -87,13 +75,12 @@ def _chain(
     found: tuple[int, ...],
     chains: dict[tuple[int, ...], list[int]],
     lengths: list[int],
-    fresh: Fresh,
-    block_tokens: int,
+    drawn: Drawing,
 ) -> list[int]:
     """Blocks of a prompt with these documents in this order: the same for the same beginnings."""
     known = chains.get(found)
     if known is None:
-        before = _chain(found[:-1], chains, lengths, fresh, block_tokens)
-        known = before + fresh.blocks(lengths[found[-1]], block_tokens)
+        before = _chain(found[:-1], chains, lengths, drawn)
+        known = before + drawn.blocks(lengths[found[-1]])
         chains[found] = known
     return known

@@ -16,6 +16,7 @@ from bench.routing.traces import BLOCK_TOKENS, Request
 
 __all__ = [
     "BLOCK_TOKENS",
+    "Drawing",
     "Fresh",
     "Request",
     "Workload",
@@ -92,6 +93,33 @@ def gamma_arrivals(
     for _ in range(count):
         at += rng.gammavariate(shape, 1.0 / (per_second * shape))
         yield at
+
+
+class Drawing:
+    """What a generator draws from one source of chance, and the requests it has drawn so far."""
+
+    def __init__(self, rng: random.Random, block_tokens: int) -> None:
+        self.rng, self._block_tokens = rng, block_tokens
+        self._fresh, self._requests = Fresh(), list[Request]()
+
+    def tokens(self, mean: float, sigma: float) -> int:
+        """A lognormal length."""
+        return lognormal_tokens(mean, sigma, self.rng)
+
+    def arrivals(self, per_second: float, count: int, variation: float = 1.0) -> Iterator[float]:
+        return gamma_arrivals(per_second, variation, count, self.rng)
+
+    def blocks(self, tokens: int) -> list[int]:
+        """New ones for a text of that length."""
+        return self._fresh.blocks(tokens, self._block_tokens)
+
+    def ask(self, at: float, tokens: int, output: int, blocks: list[int]) -> None:
+        """A request. What its prompt has beyond `blocks` is new; they grow by that."""
+        self._fresh.extend(blocks, tokens, self._block_tokens)
+        self._requests.append(Request(at, tokens, output, tuple(blocks)))
+
+    def workload(self, name: str, statement: str) -> Workload:
+        return in_order(name, self._requests, statement, self._block_tokens)
 
 
 def in_order(name: str, requests: Sequence[Request], statement: str, block_tokens: int) -> Workload:
