@@ -130,6 +130,9 @@ def stage(
 ) -> Command:
     """Copy packs between two namespaces, most valuable first."""
     words = [*SHAREDFS, "stage", "--from", source, "--to", target]
+    if site.client_library:  # it sees the job's namespace, and not the kept one
+        option = "--from-library" if source == site.namespace else "--to-library"
+        words += [option, site.client_library]
     if site.stage_bytes:
         words += ["--bytes", site.stage_bytes]
     if deadline_seconds is not None:

@@ -254,11 +254,6 @@ def _staging(site: Site) -> None:
             "FLEET_KEPT is FLEET_NAMESPACE: a namespace on a file system that outlives the job "
             "needs no staging; leave FLEET_KEPT empty"
         )
-    if site.kept and site.client_library:
-        raise SiteError(
-            "FLEET_KEPT cannot be used with FLEET_GEKKOFS_ACCESS=library: staging sees two file "
-            "systems, the library only one; use preload or fuse"
-        )
 
 
 _RULES: tuple[Callable[[Site], None], ...] = (

@@ -263,6 +263,14 @@ def stage(
     ray: Annotated[
         bool, typer.Option("--ray", help="Deal the work to the nodes of the Ray cluster here.")
     ] = False,
+    source_library: Annotated[
+        str | None,
+        typer.Option("--from-library", help="Client library that sees --from.", metavar="FILE"),
+    ] = None,
+    target_library: Annotated[
+        str | None,
+        typer.Option("--to-library", help="Client library that sees --to.", metavar="FILE"),
+    ] = None,
     secret_file: SecretFile = None,
     config: Config = None,
     assign: Assign = None,
@@ -270,18 +278,20 @@ def stage(
 ) -> None:
     """Copy the most valuable packs of one namespace to another, those last dropped first.
 
-    Safe to stop and to repeat: what is there is left out. Options hold for both namespaces; each
-    has its own cap and profile. Exit status 1 if something chosen could not be copied; a deadline
-    that ended it is no failure.
+    Safe to stop and to repeat: what is there is left out. Settings hold for both namespaces; each
+    has its own cap, profile and client library. Exit status 1 if something chosen could not be
+    copied; a deadline that ended it is no failure.
     """
 
     def act(output: Output) -> Status:
-        both = [
-            settings_for(root, secret_file=secret_file, config=config, assignments=assign or ())
-            for root in (source, target)
-        ]
+        both = staging.with_libraries(
+            _settings(source, secret_file, None, config, assign),
+            _settings(target, secret_file, None, config, assign),
+            source_library,
+            target_library,
+        )
         bytes_max = None if at_most is None else parse_size("--bytes", at_most)
-        return staging.stage_and_show(both[0], both[1], bytes_max, deadline, ray, output)
+        return staging.stage_and_show(*both, bytes_max, deadline, ray, output)
 
     _run(as_json, act)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 from sharedfs_backend.cli.options import require_directory
 from sharedfs_backend.cli.output import Output, Status
@@ -48,6 +49,23 @@ def stage_and_show(
         )
     _show(done, output)
     return Status.PROBLEMS if _is_short(done) else Status.OK
+
+
+def with_libraries(
+    source: Settings, target: Settings, source_library: str | None, target_library: str | None
+) -> tuple[Settings, Settings]:
+    """Both sides, each seen through its own client library, or by the kernel. A library that the
+    engines' settings name is one side's; which one they cannot say. Raises ConfigError."""
+    named = source.client_library
+    if named is not None and source_library is None and target_library is None:
+        raise ConfigError(
+            f"client_library = {named}: say which side it sees, "
+            "with --from-library or --to-library (or both)"
+        )
+    return (
+        replace(source, client_library=source_library),
+        replace(target, client_library=target_library),
+    )
 
 
 def process_seconds() -> float:

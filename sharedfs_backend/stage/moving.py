@@ -82,7 +82,7 @@ def stage(
 
     Raises ConfigError, NamespaceError and FileFailure for what keeps it from beginning.
     """
-    if source.root == target.root:
+    if (source.root, source.client_library) == (target.root, target.client_library):
         raise ConfigError(f"--from and --to are both {source.root}: give two namespaces")
     clock = ThreadRuntime().now
     time = _Time(clock, clock(), deadline_seconds)

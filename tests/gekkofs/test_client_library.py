@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from sharedfs_backend import tools
+from sharedfs_backend.cli.output import Status
 from sharedfs_backend.exceptions import NamespaceError
 from sharedfs_backend.files import LibraryFiles
 from sharedfs_backend.stage import stage
 from sharedfs_backend.store import Store
-from tests.cli.test_cli import answer
+from tests.cli.test_cli import answer, sharedfs
 from tests.files.contract import CHECKS, Check
 from tests.store.inline import chunks_of, items_of, layout_of, settings_for
 
@@ -83,6 +84,30 @@ def test_the_commands_and_staging_see_it_too(library: Path, backing: Path, tmp_p
     assert (listed["chunk_count"], listed["profile"]) == (8, "gekkofs")
     assert stage(settings, settings_for(tmp_path / "kept")).chunks_copied == 8
     assert tools.verify(settings_for(tmp_path / "kept")).counts == {}
+
+
+def test_stage_sees_each_side_through_its_own_library_or_none(
+    library: Path, backing: Path, tmp_path: Path
+) -> None:
+    kept, again = tmp_path / "kept", "/gkfs/again"
+    with Store(settings=settings_for(Path("/gkfs/kv"), client_library=str(library))) as store:
+        store.put(items_of(chunks_of(8)))
+    out = answer("stage", "--from", "/gkfs/kv", "--to", kept, "--from-library", library)
+    back = answer("stage", "--from", kept, "--to", again, "--to-library", library)
+    both = ("--from-library", library, "--to-library", library)
+    inside = answer("stage", "--from", "/gkfs/kv", "--to", again, *both)
+    assert (out["chunks_copied"], back["chunks_copied"]) == (8, 8)
+    assert (inside["chunks_copied"], inside["packs_present"]) == (0, 1)
+    assert tools.verify(settings_for(kept)).counts == {}
+    assert (kept / "packs").is_dir() and (backing / "again" / "packs").is_dir()
+
+
+def test_stage_asks_whose_the_engines_library_is(library: Path, tmp_path: Path) -> None:
+    words = ("--from", "/gkfs/kv", "--to", tmp_path / "kept", "--set", f"client_library={library}")
+    result = sharedfs("stage", *words)
+    assert result.exit_code == Status.USAGE
+    assert "--from-library or --to-library" in result.stderr
+    assert not (tmp_path / "kept").exists()
 
 
 @pytest.mark.parametrize("name", ["/nowhere/libclient.so", "libc.so.6"])

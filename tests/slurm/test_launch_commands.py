@@ -99,6 +99,15 @@ def test_a_client_library_is_named_to_the_plugin_and_to_init() -> None:
     assert words[-2:] == ("--set", "client_library=/opt/lib/c.so")
 
 
+def test_staging_sees_the_jobs_namespace_alone_through_the_client_library() -> None:
+    site = replace(ON_GEKKOFS, gekkofs_access="library", gekkofs_client="/opt/lib/c.so")
+    into = commands.stage(site, site.kept, site.namespace, None, hosts_file=HOSTS)
+    back = commands.stage(site, site.namespace, site.kept, 9.0, hosts_file=HOSTS)
+    assert into.words[-4:] == ("--to-library", "/opt/lib/c.so", "--bytes", "500GiB")
+    assert back.words[-6:-4] == ("--from-library", "/opt/lib/c.so")
+    assert "LD_PRELOAD" not in into.environment
+
+
 def test_keys_are_on_no_command_line() -> None:
     text = rendered(ON_GPUS, GPU)
     assert "/home/u/key" in text and "API_KEY" not in text

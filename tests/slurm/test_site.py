@@ -59,10 +59,6 @@ def test_what_is_no_setting_of_ours_is_left_alone() -> None:
         (GEKKOFS | {"FLEET_NAMESPACE": "/shared/kv"}, "must lie below FLEET_GEKKOFS_MOUNT"),
         (GEKKOFS | {"FLEET_GEKKOFS_CLIENT": ""}, "FLEET_GEKKOFS_CLIENT is missing"),
         (GEKKOFS | {"FLEET_REGISTRY": ""}, "FLEET_REGISTRY is missing"),
-        (
-            GEKKOFS | {"FLEET_GEKKOFS_ACCESS": "library", "FLEET_KEPT": "/shared/kept"},
-            "staging sees two file systems",
-        ),
         (GEKKOFS | {"FLEET_GEKKOFS_DATA": ""}, "FLEET_GEKKOFS_DATA is missing"),
     ],
 )
