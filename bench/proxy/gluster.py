@@ -4,6 +4,9 @@ A brick process serves a directory over TCP; each mount is a FUSE client of it. 
 between them the mount is a network file system some milliseconds away. Needs root and the Debian
 packages glusterfs-server and glusterfs-client. Everything runs in the foreground, as children, and
 ends with `close`.
+
+    with Gluster(folder) as volume:
+        first, second = volume.mount("first"), volume.mount("second")    # two clients
 """
 
 from __future__ import annotations
@@ -13,11 +16,16 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 from bench.throttle.available import is_mounted
 
+UNCACHED = ("--direct-io-mode=enable",)
+"""The kernel caches no pages of a mount, as on the throttled one."""
+BELIEVES_NOTHING = ("--entry-timeout=0", "--attribute-timeout=0")
+"""No name or attribute is believed for a second: two clients see each other at once."""
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
 
@@ -109,13 +117,16 @@ class Gluster:
             self.close()
             raise
 
-    def mount(self, name: str, port: int) -> Path:
-        """Another client, which reaches the brick at `port`."""
+    def mount(
+        self, name: str, port: int | None = None, *, options: Sequence[str] = UNCACHED
+    ) -> Path:
+        """Another client, which reaches the brick at `port` (its own where none is given)."""
         mountpoint = self.folder / name
         mountpoint.mkdir()
-        (self.folder / f"{name}-client.vol").write_text(_CLIENT.format(port=port))
+        text = _CLIENT.format(port=self.port if port is None else port)
+        (self.folder / f"{name}-client.vol").write_text(text)
         self._mountpoints.append(mountpoint)
-        self._run("glusterfs", f"{name}-client", "--direct-io-mode=enable", str(mountpoint))
+        self._run("glusterfs", f"{name}-client", *options, str(mountpoint))
         self._wait(lambda: is_mounted(mountpoint), "the mount does not come up")
         self._wait(lambda: _usable(mountpoint), "the mount does not answer")
         return mountpoint
@@ -145,7 +156,8 @@ class Gluster:
         self.close()
 
     def _run(self, program: str, volume: str, *more: str) -> None:
-        """In the foreground. The kernel caches no pages of a mount, as on the throttled one."""
+        """In the foreground, in a session of its own: Ctrl-C must not end the brick before its
+        mounts are taken away."""
         files = ["-f", str(self.folder / f"{volume}.vol"), "-l", str(self.folder / f"{volume}.log")]
         self._children.append(
             subprocess.Popen(
@@ -153,6 +165,7 @@ class Gluster:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                start_new_session=True,
             )
         )
 

@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from bench.proxy import gluster
+from bench.proxy.gluster import Gluster
 from bench.throttle import Quirks, Throttle, named
 from bench.throttle import missing as throttle_lacks
-from tests.filesystems import gluster
-from tests.filesystems.gluster import Gluster
 from tests.gekkofs import standin
 from tests.gekkofs.standin import Standin
 
@@ -93,7 +93,7 @@ def _in_memory(name: str, folder: Path) -> Iterator[dict[str, str]]:
         yield _environ(folder)
     elif name == "glusterfs":
         with Gluster(folder / "volume") as volume:
-            yield _environ(volume.mount())
+            yield _environ(volume.mount("client", options=gluster.BELIEVES_NOTHING))
     elif name == "gekkofs":
         # One process is one client, which always sees what it made: staleness needs a second one.
         with Standin(folder, listing_stale_us=0) as made:
