@@ -19,6 +19,8 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -26,12 +28,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench.core.case import FULL, QUICK
+from bench.core.case import FULL, QUICK, Case
 from bench.core.machine import REPOSITORY, now
 from bench.core.needs import missing
 from bench.core.progress import Shown
 from bench.core.registry import Registry, registry
-from bench.core.runner import Order, new_run, newest_run, run_case
+from bench.core.runner import Order, is_complete, new_run, newest_run, run_case
 from bench.report.write import write
 
 RESULTS = REPOSITORY / ".bench"
@@ -98,6 +100,7 @@ def run(
     words = [f"--{profile}", f"--rounds={rounds}", f"--seed={seed}", f"--only={only}"]
     words += [f"--dir={directory}"] if directory else []
     command = f"python -m bench {shlex.join(_shown(sys.argv[1:]))}"
+    _announce([found.cases[name] for name in chosen], profile, folder)
     status = 0
     for name in chosen:
         words_of_case = ["run", name, *words, "--child", f"--into={folder}"]
@@ -117,6 +120,22 @@ def run(
     raise typer.Exit(status)
 
 
+def _announce(cases: Sequence[Case], profile: str, folder: Path) -> None:
+    """What is about to run, and how long it should take."""
+    done = [case.name for case in cases if is_complete(case.name, folder)]
+    left = [case for case in cases if case.name not in done]
+    each = ", ".join(f"{case.name} {case.minutes[profile]:g}" for case in left)
+    err.print(f"{len(left)} cases {_expected(left, profile)}: {each}; results in {folder.name}")
+    if done:
+        err.print(f"complete already: {', '.join(done)}")
+
+
+def _expected(cases: Sequence[Case], profile: str) -> str:
+    minutes = sum(case.minutes[profile] for case in cases)
+    text = f"{minutes / 60:.1f} h" if minutes > 90 else f"{minutes:.2g} min"
+    return f"(about {text} on a quiet machine with two cores)"
+
+
 def _wait(process: subprocess.Popen[bytes]) -> int:
     """Its status. An interrupt reaches the case's process too, which saves before it ends."""
     while True:
@@ -128,7 +147,8 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 def _run_one(found: Registry, name: str, order: Order, folder: Path) -> int:
     case = found.cases[name]
-    err.print(f"[bold]{name}[/bold]: {case.question}")
+    began = time.monotonic()
+    err.print(f"[bold]{name}[/bold]: {case.question} {_expected([case], order.profile)}")
     try:
         with Shown(name) as progress:
             saved = run_case(case, order, folder, progress)
@@ -141,21 +161,23 @@ def _run_one(found: Registry, name: str, order: Order, folder: Path) -> int:
         err.print(f"{name}: not complete: {saved.origin.failure}")
     for verdict in case.verdicts(saved.rows):
         err.print(f"  {verdict.outcome.value}: {verdict.name} ({verdict.target})")
-    out.print(f"{name}: {len(saved.rows)} rows in {folder}")
+    minutes = (time.monotonic() - began) / 60
+    out.print(f"{name}: {minutes:.1f} min, {len(saved.rows)} rows in {folder}")
     return 1 if saved.origin.failure and not missing(case.needs) else 0
 
 
 @app.command()
 def report(
-    run_folder: Annotated[Path | None, typer.Argument(help="folder of results")] = None,
+    run_folders: Annotated[list[Path] | None, typer.Argument(help="folders of results")] = None,
     docs: Annotated[bool, typer.Option("--docs", help="also write docs/RESULTS.md")] = False,
 ) -> None:
-    """Write the page of a run (the newest unless one is named)."""
-    folder = run_folder or newest_run(RESULTS)
-    if folder is None:
+    """Write the page of a run (the newest unless some are named; several make one page)."""
+    newest = newest_run(RESULTS)
+    folders = run_folders or ([newest] if newest is not None else [])
+    if not folders:
         raise SystemExit("no results yet: python -m bench run all")
     command = "python -m bench report --docs"
-    out.print(f"{write(folder, REPOSITORY / 'docs' if docs else None, command)}")
+    out.print(f"{write(folders, REPOSITORY / 'docs' if docs else None, command)}")
 
 
 def _chosen(found: Registry, names: list[str]) -> list[str]:

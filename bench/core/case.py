@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 QUICK, FULL = "quick", "full"
+LEFT_OUT = "left out"
+"""The metric of rows that say what a profile does not measure; their parameter `what` names it."""
 Parameter = str | int | float | bool
 
 
@@ -74,6 +76,10 @@ class Cells(Protocol):
         """Everything recorded so far is saved and this cell will not be measured again."""
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What a case is given. `folder` is scratch of its own, on the directory the user named."""
@@ -87,6 +93,8 @@ class Context:
     cells: Cells
     only: tuple[str, ...] = ()
     """Names of contenders or cells to confine the case to; empty: all of them."""
+    is_late: Callable[[], bool] = _never
+    """Whether the case has taken so long that what is optional is to be left out."""
 
     @property
     def quick(self) -> bool:
@@ -98,6 +106,19 @@ class Context:
     def missing(self, metric: str, unit: str, why: str, **params: Parameter) -> None:
         """Record that a value was not measured, and why."""
         self.record(metric, None, unit, repeat=None, note=why, **params)
+
+    def left_out(self, what: str, why: str = "") -> None:
+        """Record that this profile does not measure something that the full one does."""
+        self.record(
+            LEFT_OUT, None, "", repeat=0, note=why or "not part of the quick profile", what=what
+        )
+
+    def affords(self, what: str) -> bool:
+        """Whether there is time for something optional; where there is not, that is recorded."""
+        if not self.is_late():
+            return True
+        self.left_out(what, "the case had taken too long already for a quick run on this machine")
+        return False
 
     def text(self, metric: str, content: str, **params: Parameter) -> None:
         """Record a text as evidence: a profile, a warning, the output of a tool."""
@@ -153,10 +174,11 @@ class Verdict:
 
 
 class Case(Protocol):
-    """One question. Implementations are stateless; `minutes` has an estimate for each profile that
-    is shown before a run, never in a result. `needs` names tools (bench/core/needs.py): where one
-    is missing the case is not run, and what would install it is said and recorded. A case may also
-    have `random_by_nature`: metrics whose spread is a result and no noise."""
+    """One question. Implementations are stateless; `minutes` has what each profile takes on a quiet
+    machine with two cores: shown before a run, never in a result. `needs` names tools
+    (bench/core/needs.py): where one is missing the case is not run, and what would install it is
+    said and recorded. A case may also have `random_by_nature`: metrics whose spread is a result and
+    no noise."""
 
     name: str
     question: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,10 +19,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the machine was: the load of the last minute, and the share of processor time that
-    the host gave to others (steal) since boot, in ticks."""
+    """How busy the machine was: the load of the last minute, and since boot, in ticks of all cores:
+    not idle, given to others by the host (steal), and all there were."""
 
     one_minute: float
+    busy_ticks: int
     stolen_ticks: int
     all_ticks: int
 
@@ -51,6 +53,15 @@ def commit() -> str:
     return head + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
 
 
+def busy_cores(seconds: float) -> float:
+    """How many cores worked during that time: what others do while this process waits."""
+    before = load()
+    time.sleep(seconds)
+    after = load()
+    ticks = max(1, after.all_ticks - before.all_ticks)
+    return (after.busy_ticks - before.busy_ticks) / ticks * len(os.sched_getaffinity(0))
+
+
 def versions(*packages: str) -> str:
     """Of those that are installed."""
     from importlib.metadata import PackageNotFoundError, version
@@ -71,7 +82,8 @@ def now() -> str:
 def load() -> Load:
     ticks = [int(word) for word in _read("/proc/stat").partition("\n")[0].split()[1:]]
     stolen = ticks[7] if len(ticks) > 7 else 0
-    return Load(os.getloadavg()[0], stolen, sum(ticks[:8]))
+    whole = sum(ticks[:8])
+    return Load(os.getloadavg()[0], whole - sum(ticks[3:5]), stolen, whole)
 
 
 def file_system(path: Path) -> str:

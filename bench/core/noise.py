@@ -1,7 +1,7 @@
 """What made a run less precise than it could be, each with what to try. Pure.
 
-Looks at the load before and after, at time stolen by the host, at the spread of repeats, and at
-drift over the rounds. A warning never changes a value: it stands beside the results.
+Looks at what the cores did just before, at time stolen by the host, at the spread of repeats, and
+at drift over the rounds. A warning never changes a value: it stands beside the results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from bench.core.case import Row
 from bench.core.results import Origin
 
-LOAD_SHARE_MAX = 0.3
+BUSY_SHARE_MAX = 0.15
 """Of the cores, before the case began: what others used then, they may use while it runs."""
 STOLEN_SHARE_MAX = 0.02
 SPREAD_MAX = 0.25
@@ -29,9 +29,9 @@ def warnings(
 ) -> list[str]:
     """One sentence for each cause found. Metrics named in `random` spread by nature."""
     found = []
-    if origin.load_start > LOAD_SHARE_MAX * cores:
+    if origin.busy_start > BUSY_SHARE_MAX * cores:
         found.append(
-            f"the load was {origin.load_start:.1f} on {cores} cores before the case began: end "
+            f"{origin.busy_start:.1f} of {cores} cores were at work before the case began: end "
             "what else runs, or trust ratios between contenders more than times"
         )
     if origin.stolen_share > STOLEN_SHARE_MAX:

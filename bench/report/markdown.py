@@ -6,6 +6,7 @@ document reads in a terminal and on a code host alike.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from bench.core.case import Table
@@ -16,8 +17,8 @@ PICTURES = "results"
 """Folder of the pictures, beside the document."""
 
 
-def document(sections: Sequence[Section], command: str) -> str:
-    """The text. Pictures are named <case>-<figure>.png."""
+def document(sections: Sequence[Section], command: str, absent: Sequence[str] = ()) -> str:
+    """The text. Pictures are named <case>-<figure>.png; `absent` are cases that were not run."""
     parts = [
         "# Results",
         "",
@@ -28,6 +29,7 @@ def document(sections: Sequence[Section], command: str) -> str:
         "[BENCHMARKS.md](BENCHMARKS.md).",
         "",
         *_targets(sections),
+        *([f"Not run: {', '.join(absent)}.", ""] if absent else []),
     ]
     for one in sections:
         parts += ["", f"## {one.name}: {one.question}", "", f"{origin_line(one)}", ""]
@@ -49,7 +51,7 @@ def document(sections: Sequence[Section], command: str) -> str:
 
 
 def picture_name(case: str, figure: str) -> str:
-    return f"{case}-{figure}.png"
+    return re.sub(r"[^A-Za-z0-9.]+", "-", f"{case}-{figure}") + ".png"
 
 
 def _targets(sections: Sequence[Section]) -> list[str]:

@@ -36,8 +36,8 @@ _CLASSES = {
 }
 
 
-def page(title: str, sections: Sequence[Section]) -> str:
-    """The whole document."""
+def page(title: str, sections: Sequence[Section], absent: Sequence[str] = ()) -> str:
+    """The whole document; `absent` are cases that were not run."""
     return "\n".join(
         [
             "<!doctype html>",
@@ -49,15 +49,20 @@ def page(title: str, sections: Sequence[Section]) -> str:
             "Intervals are 95 % bootstraps over rounds in which the contenders took turns. "
             "A target counts as missed only if the whole interval falls short of it.</p>",
             _targets(sections),
+            *([f'<p class="gap">Not run: {escape(", ".join(absent))}.</p>'] if absent else []),
             *(_section(one) for one in sections),
             "</body></html>",
         ]
     )
 
 
+def _anchor(name: str) -> str:
+    return escape(name.replace(", ", "-"))
+
+
 def _targets(sections: Sequence[Section]) -> str:
     lines = [
-        f'<tr><td><a href="#{escape(one.name)}">{escape(one.name)}</a></td>'
+        f'<tr><td><a href="#{_anchor(one.name)}">{escape(one.name)}</a></td>'
         f"<td>{escape(verdict.name)}</td><td>{escape(verdict.target)}</td>"
         f"<td>{escape(measured_text(verdict))}</td>"
         f'<td class="{_CLASSES[verdict.outcome]}">{escape(verdict.outcome.value)}</td>'
@@ -74,7 +79,7 @@ def _targets(sections: Sequence[Section]) -> str:
 
 
 def _section(one: Section) -> str:
-    parts = [f'<h2 id="{escape(one.name)}">{escape(one.name)}: {escape(one.question)}</h2>']
+    parts = [f'<h2 id="{_anchor(one.name)}">{escape(one.name)}: {escape(one.question)}</h2>']
     parts.append(f'<p class="origin">{escape(origin_line(one))}</p>')
     parts += [f'<p class="warning">{escape(text)}</p>' for text in one.origin.warnings]
     if one.trouble:

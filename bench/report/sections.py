@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.core.case import Case, Figure, Outcome, Verdict
+from bench.core.case import LEFT_OUT, Case, Figure, Outcome, Verdict
 from bench.core.results import Origin, Saved
 from bench.core.select import unmeasured
 from bench.report.plots import DPI
@@ -44,8 +44,9 @@ class Section:
 
 def sections(saved: Mapping[str, Saved], cases: Mapping[str, Case]) -> list[Section]:
     """In the cases' order; results of a case that is not there any more come last, as they are."""
-    order = [*cases, *(name for name in saved if name not in cases)]
-    return [_section(name, saved[name], cases.get(name)) for name in order if name in saved]
+    places = {name: at for at, name in enumerate(cases)}
+    order = sorted(saved, key=lambda name: places.get(saved[name].origin.case, len(places)))
+    return [_section(name, saved[name], cases.get(saved[name].origin.case)) for name in order]
 
 
 def _section(name: str, saved: Saved, case: Case | None) -> Section:
@@ -74,14 +75,20 @@ def _section(name: str, saved: Saved, case: Case | None) -> Section:
 
 
 def _gaps(saved: Saved) -> list[str]:
-    """Equal reasons are told once, with what they concern."""
+    """Equal reasons are told once, with what they concern; what a profile leaves out, whole."""
     found: dict[str, list[str]] = {}
+    left: dict[str, list[str]] = {}
     for row in unmeasured(saved.rows):
+        if row.metric == LEFT_OUT:
+            left.setdefault(row.note, []).append(str(row.params["what"]))
+            continue
         params = ", ".join(f"{k} {v}" for k, v in row.params.items() if k != "cell")
         found.setdefault(row.note, []).append(f"{row.metric} ({params})" if params else row.metric)
-    gaps = [f"{_listed(what)}: {why}" for why, what in found.items()]
-    if saved.origin.failure and not gaps:
-        gaps.append(f"the case did not finish: {saved.origin.failure}")
+    gaps = [f"{'; '.join(dict.fromkeys(what))} ({why})" for why, what in left.items()]
+    gaps += [f"{_listed(what)}: {why}" for why, what in found.items()]
+    if not saved.origin.complete and saved.origin.failure not in found:
+        why = saved.origin.failure or "its process ended before it did"
+        gaps.append(f"the rest of the case: {why}")
     return gaps
 
 

@@ -10,27 +10,33 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.core.registry import registry
-from bench.core.results import load_run
+from bench.core.results import load_runs
 from bench.report.markdown import PICTURES, document, picture_name
 from bench.report.page import page
 from bench.report.sections import Section, sections
 
 
-def write(run: Path, docs: Path | None, command: str) -> Path:
-    """The page's path. Pictures lie beside it, and in docs/results too when `docs` is given."""
-    found = sections(load_run(run), registry().cases)
-    target = run / "report"
+def write(runs: Sequence[Path], docs: Path | None, command: str) -> Path:
+    """The page's path, in the first run's folder. Pictures lie beside it, and in docs/results too
+    when `docs` is given."""
+    cases, saved = registry().cases, load_runs(runs)
+    found = sections(saved, cases)
+    absent = [name for name in cases if name not in {one.origin.case for one in saved.values()}]
+    target = runs[0] / "report"
     _pictures(found, target)
     path = target / "index.html"
-    path.write_text(page("SharedFSBackend: benchmark", found), encoding="utf-8")
+    path.write_text(page("SharedFSBackend: benchmark", found, absent), encoding="utf-8")
     if docs is not None:
         _pictures(found, docs / PICTURES)
-        (docs / "RESULTS.md").write_text(document(found, command), encoding="utf-8")
+        (docs / "RESULTS.md").write_text(document(found, command, absent), encoding="utf-8")
     return path
 
 
 def _pictures(found: Sequence[Section], folder: Path) -> None:
+    """Exactly these: pictures of an earlier report go."""
     folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("*.png"):
+        path.unlink()
     for one in found:
         for drawn in one.figures:
             if drawn.png is not None:

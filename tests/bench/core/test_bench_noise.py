@@ -22,8 +22,8 @@ def test_a_quiet_run_has_no_warning() -> None:
 
 
 def test_load_before_the_case_is_named() -> None:
-    (text,) = warnings(rows(STEADY), replace(ORIGIN, load_start=1.5), cores=2)
-    assert "load was 1.5 on 2 cores" in text
+    (text,) = warnings(rows(STEADY), replace(ORIGIN, busy_start=1.5), cores=2)
+    assert "1.5 of 2 cores were at work" in text
 
 
 def test_time_taken_by_the_host_is_named() -> None:

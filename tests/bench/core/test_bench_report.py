@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.cases.reload_draws import figures
 from bench.cases.reload_says import ACCEPTED, SLOPE_LATENCIES, verdicts
-from bench.core.case import Outcome, Parameter, Row
+from bench.core.case import LEFT_OUT, Outcome, Parameter, Row
 from bench.core.registry import registry
 from bench.core.results import Saved, save
 from bench.report.markdown import document
@@ -118,7 +119,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_page_is_one_file_that_loads_nothing(run: Path) -> None:
-    text = write(run, None, "python -m bench report").read_text()
+    text = write([run], None, "python -m bench report").read_text()
     assert text.count("data:image/png;base64,") == len(list((run / "report").glob("*.png"))) > 0
     assert "http" not in text
     assert "<script" not in text
@@ -127,14 +128,36 @@ def test_the_page_is_one_file_that_loads_nothing(run: Path) -> None:
     assert ORIGIN.commit in text
 
 
+def test_what_the_profile_leaves_out_and_what_was_not_run_is_said(run: Path) -> None:
+    left = [
+        Row("catalog", LEFT_OUT, None, "", 0, {"what": what}, "not part of the quick profile")
+        for what in ("a", "b", "a", "c", "d", "e")
+    ]
+    died = replace(ORIGIN, case="catalog", complete=False)
+    save(run / "catalog.parquet", Saved(died, left))
+    text = write([run], None, "python -m bench report").read_text()
+    assert "Not measured: a; b; c; d; e (not part of the quick profile)" in text
+    assert "the rest of the case: its process ended before it did" in text
+    assert "Not run: visibility," in text
+
+
+def test_several_runs_make_one_page(run: Path, tmp_path: Path) -> None:
+    more = Saved(replace(ORIGIN, profile="full"), slope_rows(65536, 20.0, 300.0))
+    save(tmp_path / "second" / "reload.parquet", more)
+    text = write([run, tmp_path / "second"], None, "python -m bench report").read_text()
+    assert 'id="reload"' in text
+    assert 'id="reload-full"' in text
+    assert (run / "report" / "reload-full-slope.png").exists()
+
+
 def test_every_picture_has_a_sentence_above_it(run: Path) -> None:
-    text = write(run, None, "python -m bench report").read_text()
+    text = write([run], None, "python -m bench report").read_text()
     for before in text.split("<img")[:-1]:
         assert before.rstrip().endswith("</p>")
 
 
 def test_the_document_says_the_same_with_its_pictures_beside_it(run: Path, tmp_path: Path) -> None:
-    write(run, tmp_path / "docs", "python -m bench report --docs")
+    write([run], tmp_path / "docs", "python -m bench report --docs")
     text = (tmp_path / "docs" / "RESULTS.md").read_text()
     pictures = [path.name for path in (tmp_path / "docs" / "results").iterdir()]
     assert pictures

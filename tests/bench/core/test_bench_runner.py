@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.core.case import QUICK, Context, Figure, Row, Verdict
+from bench.core.case import LEFT_OUT, QUICK, Context, Figure, Row, Verdict
 from bench.core.progress import Silent
 from bench.core.results import load, save
 from bench.core.runner import Order, new_run, newest_run, run_case, summary
@@ -86,6 +86,52 @@ def test_rows_of_an_unfinished_cell_are_not_kept(tmp_path: Path, order: Order) -
     save(path, saved)
     again = run_case(Toy(lambda: 2.0), order, tmp_path / "run", Silent())
     assert 9.0 not in [row.value for row in again.rows]
+
+
+def test_a_row_that_names_no_cell_stays_with_the_one_that_finishes_next(
+    tmp_path: Path, order: Order
+) -> None:
+    class Nameless(Toy):
+        def run(self, context: Context) -> None:
+            for cell, value in (("first", 1.0), ("second", self.second)):
+                if not context.cells.finished(cell):
+                    context.record("load", value() if callable(value) else value, "ms")
+                    context.cells.finish(cell)
+
+    run_case(Nameless(fails), order, tmp_path / "run", Silent())
+    saved = run_case(Nameless(lambda: 2.0), order, tmp_path / "run", Silent())
+    assert [(row.value, row.params) for row in saved.rows] == [
+        (1.0, {"cell": "first"}),
+        (2.0, {"cell": "second"}),
+    ]
+
+
+def test_a_case_that_takes_too_long_leaves_out_what_is_optional(
+    tmp_path: Path, order: Order
+) -> None:
+    class Slow(Toy):
+        minutes: Mapping[str, float] = {"quick": -1.0, "full": -1.0}
+
+        def run(self, context: Context) -> None:
+            if context.affords("the second half"):
+                context.record("load", 1.0, "ms")
+
+    saved = run_case(Slow(lambda: 2.0), order, tmp_path / "run", Silent())
+    assert [(row.metric, row.params) for row in saved.rows] == [
+        (LEFT_OUT, {"what": "the second half"})
+    ]
+    full = Order("full", tmp_path)
+    assert run_case(Slow(lambda: 2.0), full, tmp_path / "full", Silent()).rows[0].value == 1.0
+
+
+def test_a_case_whose_process_died_is_seen_in_the_results(tmp_path: Path, order: Order) -> None:
+    def looks() -> float:
+        saved = load(tmp_path / "run" / "toy.parquet")
+        assert not saved.origin.complete
+        assert len(saved.rows) == 3
+        return 2.0
+
+    assert run_case(Toy(looks), order, tmp_path / "run", Silent()).origin.complete
 
 
 def test_an_interrupted_case_is_saved_before_the_interrupt_goes_on(
