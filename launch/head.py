@@ -29,6 +29,7 @@ from launch.leftovers import make_scratch
 from launch.node import stop_event
 from launch.parts import Part, stop_parts
 from launch.plan import plan_node
+from launch.premises import check_router_port
 from launch.restarts import Restarts
 from launch.site import Site, SiteError
 
@@ -113,7 +114,8 @@ class Head:
         """Keeps the router running; False when it ends too often."""
         if self._part is not None and self._part.exit_code is not None:
             self._start_at = self._restarts.after_end(now)
-            say(f"the router ended ({self._part.exit_code}); see {self._part.log}")
+            again = "" if self._start_at is not None else "; it ended too often: not started again"
+            say(f"the router ended ({self._part.exit_code}); see {self._part.log}{again}")
             self._part = None
         if self._part is None and self._start_at is not None and now >= self._start_at:
             log = Path(self._site.logs) / "router.log"
@@ -161,6 +163,7 @@ def main() -> int:
         site = Site.from_environment(os.environ)
         found = facts.gather(site, os.environ)
         each = len(plan_node(site, found).replicas)
+        check_router_port(site, found.name)
     except SiteError as error:
         print(f"launch.head: {error}", file=sys.stderr)
         return 2

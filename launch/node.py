@@ -32,6 +32,7 @@ from launch.commands import HOSTS_FILE_VARIABLE, Command, ServerPorts
 from launch.leftovers import make_scratch, note_segments
 from launch.parts import Part, stop_parts
 from launch.plan import NodePlan, ReplicaPlan, fixed_ports, plan_node
+from launch.premises import check_node
 from launch.restarts import SERVER_PAUSE_SECONDS, Restarts
 from launch.site import Site, SiteError
 
@@ -272,6 +273,7 @@ def main() -> int:
     try:
         site = Site.from_environment(os.environ)
         plan = plan_node(site, facts.gather(site, os.environ))
+        check_node(site, plan.name, len(plan.replicas))
     except SiteError as error:
         print(f"launch.node: {error}", file=sys.stderr)
         return 2

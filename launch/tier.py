@@ -24,6 +24,7 @@ from launch import commands, facts
 from launch.commands import HOSTS_FILE_VARIABLE, Command
 from launch.head import say
 from launch.plan import plan_node
+from launch.premises import check_start
 from launch.site import Site, SiteError
 
 RESERVE_SECONDS = 20.0
@@ -57,6 +58,7 @@ def is_too_late(site: Site, state: str) -> bool:
 def check(site: Site, environ: Mapping[str, str]) -> int:
     """Says what will run. Raises SiteError."""
     plan = plan_node(site, facts.gather(site, environ))
+    check_start(site, plan.name)
     nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
     kind = f"{site.gpus_per_replica} GPU(s)" if site.device == "cuda" else "CPU"
     say(f"{nodes} node(s), {len(plan.replicas)} replica(s) of {kind} on each, model {site.model}")

@@ -7,22 +7,29 @@ FLEET_SITE=${FLEET_SITE:-$FLEET_HOME/launch/slurm/site.env}
 export FLEET_HOME FLEET_SITE
 
 load_site() {
-    if [ ! -r "$FLEET_SITE" ]; then
-        echo "fleet: $FLEET_SITE cannot be read: copy launch/slurm/site.env.example to" \
-            "launch/slurm/site.env and edit it, and call sbatch in the checkout" >&2
-        exit 2
-    fi
+    [ -r "$FLEET_SITE" ] || refuse "$FLEET_SITE cannot be read: copy" \
+        "launch/slurm/site.env.example to launch/slurm/site.env and edit it"
+    bash -n "$FLEET_SITE" || refuse "$FLEET_SITE is read by Bash: mend the line that it names above"
     set -a # every setting goes to the environment
     # shellcheck source=/dev/null
-    . "$FLEET_SITE" || exit 2
+    . "$FLEET_SITE"
     set +a
     export FLEET_LOGS=${FLEET_LOGS:-$FLEET_HOME/logs/${SLURM_JOB_ID:-here}}
     export FLEET_GEKKOFS_HOSTS=$FLEET_LOGS/gekkofs-hosts.txt
     # A command of several words, such as one that enters a container, is allowed.
     # shellcheck disable=SC2034  # used by the scripts that source this one
-    read -ra PYTHON <<<"${FLEET_PYTHON:-$FLEET_HOME/.venv/bin/python}"
-    mkdir -p "$FLEET_LOGS" || exit 2
+    read -ra PYTHON <<<"${FLEET_PYTHON:-}"
+    [ ${#PYTHON[@]} -gt 0 ] || PYTHON=("$FLEET_HOME/.venv/bin/python")
+    mkdir -p "$FLEET_LOGS" || refuse "FLEET_LOGS=$FLEET_LOGS cannot be made on $(hostname): give a" \
+        "directory that every node can write"
     cd "$FLEET_HOME" || exit 2
+    command -v "${PYTHON[0]}" >/dev/null || refuse "there is no ${PYTHON[0]} on $(hostname): set" \
+        "FLEET_PYTHON to the Python that has vLLM and LMCache, or to a container's command"
+}
+
+refuse() {
+    echo "fleet: $*" >&2
+    exit 2
 }
 
 say() { echo "$(date +%T) fleet: $*"; }

@@ -126,7 +126,8 @@ def messages() -> list[str]:
 
 
 FOREIGN = {
-    ".venv/bin/python: No such file or directory",
+    "invalid partition specified",
+    "common.sh: No such file or directory",
     "fakeroot",
     "no space left on device",
     "nconnect",

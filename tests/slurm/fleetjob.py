@@ -42,6 +42,7 @@ class FleetJob:
         self.logs, self.scratch = folder / "logs", folder / "scratch"
         self.namespace, self.output = folder / "namespace", folder / "fleet.out"
         self.scratch.mkdir(parents=True)
+        (folder / "model").mkdir()
         self.job_id = 0
         self._segments: set[str] = set()
 
