@@ -42,17 +42,29 @@ if [ ${#preload[@]} -gt 0 ]; then
     done
 fi
 
+# Apptainer splits a bind at these; it knows no way to write them.
+bindable() {
+    [[ $1 != *[:,]* ]] || refuse "$1 cannot be bound: Apptainer takes no path with : or , in it"
+}
+bindable "$image_home"
+bindable "$IMAGE_DIR"
+
 options=(--cleanenv --no-eval --no-home --no-mount cwd --cwd "$image_home")
 [ "$name" != engine ] || [ "${IMAGE_GPU:-nv}" = none ] || options+=("--${IMAGE_GPU:-nv}")
 
 # The checkout, so that the code is the one that Slurm's scripts come from, and the site's paths.
 options+=(--bind "$image_home:$image_home:ro")
-read -ra binds <<<"${IMAGE_BINDS:-}"
+if [[ $(declare -p IMAGE_BINDS 2>/dev/null) == "declare -a"* ]]; then
+    binds=("${IMAGE_BINDS[@]}") # IMAGE_BINDS=("/with blanks" /without)
+else
+    read -ra binds <<<"${IMAGE_BINDS:-}"
+fi
 cache=${IMAGE_CACHE:-${TMPDIR:-/tmp}/sharedfs-cache-$(id -u)}
 mkdir -p "$cache" || refuse "IMAGE_CACHE=$cache cannot be made"
 for path in "$cache" ${TMPDIR:+"$TMPDIR"} ${FLEET_SCRATCH:+"$FLEET_SCRATCH"} \
     ${FLEET_LOGS:+"$FLEET_LOGS"} "${binds[@]}"; do
     [ -e "$path" ] || refuse "$path is to be bound and is not on $(hostname): see IMAGE_BINDS"
+    bindable "$path"
     case $path in
     /tmp | /tmp/*) ;; # every container sees it
     *) options+=(--bind "$path") ;;

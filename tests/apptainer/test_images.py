@@ -161,6 +161,25 @@ def test_the_sites_paths_are_bound_and_a_missing_one_is_named(site: Site, tmp_pa
     assert "/lustre/nowhere is to be bound and is not on" in done.stderr
 
 
+def test_paths_with_blanks_are_bound_from_a_list(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "my project").mkdir()
+    file = tmp_path / "blanks.env"
+    file.write_text(f'IMAGE_DIR="{site.images}"\nIMAGE_BINDS=("/usr/share" "/etc/my project")\n')
+    environ = {"IMAGE_SETTINGS": str(file)}
+    assert "/etc/my project is to be bound" in site.run("engine", "true", environ=environ).stderr
+    file.write_text(file.read_text().replace("/etc/my project", f"{tmp_path}/my project"))
+    assert site.run("engine", "true", environ=environ).returncode == 0
+    assert "/usr/share" in options(site.calls[0], "bind")
+
+
+def test_a_path_that_apptainer_would_split_is_refused(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "a,b").mkdir()
+    site.settings["IMAGE_BINDS"] = f"{tmp_path}/a,b"
+    done = site.run("engine", "true")
+    assert (done.returncode, site.calls) == (2, [])
+    assert "a,b cannot be bound" in done.stderr
+
+
 def test_a_missing_image_and_a_missing_apptainer_are_named(site: Site) -> None:
     (site.images / "engine.sif").unlink()
     done = site.run("engine", "true")
@@ -292,8 +311,9 @@ def test_a_job_checks_its_settings_in_the_container(site: Site) -> None:
     logs.mkdir()
     scratch.mkdir()
     fleet = {
-        "FLEET_MODEL": "/models/m",
+        "FLEET_MODEL": str(logs),
         "FLEET_NAMESPACE": "/lustre/kv",
+        "FLEET_ROUTER_PORT": "0",
         "FLEET_DEVICE": "cpu",
         "FLEET_INTERFACE": "lo",
         "FLEET_LOGS": str(logs),
@@ -303,7 +323,7 @@ def test_a_job_checks_its_settings_in_the_container(site: Site) -> None:
     }
     done = site.run("engine", sys.executable, "-m", "launch.tier", "check", environ=fleet)
     assert done.returncode == 0, done.stderr
-    assert "3 node(s), 1 replica(s) of CPU on each, model /models/m" in done.stdout
+    assert f"3 node(s), 1 replica(s) of CPU on each, model {logs}" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["LOGS", "SCRATCH"])
