@@ -37,10 +37,10 @@ test-unit: setup-dev  ## all tests but those on real engines and the crash test
 
 # Needs Debian's munge, slurmctld, slurmd, slurm-client and shellcheck; no root, no Slurm set up.
 test-slurm: preflight setup-dev  ## launch/slurm on four virtual nodes, then with real engines (about 10 GB)
-	@status=0; \
+	@status=0; export PYTEST_DEBUG_TEMPROOT=$$(mktemp -d); \
 	$(VENV)/python -m pytest -n 2 --dist loadfile tests/slurm -m "not engine and not nightly" || status=1; \
 	$(VENV)/python -m pytest tests/slurm -m "engine and not nightly" || status=1; \
-	exit $$status
+	rm -rf "$$PYTEST_DEBUG_TEMPROOT"; exit $$status
 
 nightly: setup-dev  ## the longer runs: more engines, the ten-minute crash test
 	$(VENV)/python -m pytest -m nightly

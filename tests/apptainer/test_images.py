@@ -164,7 +164,10 @@ def test_the_sites_paths_are_bound_and_a_missing_one_is_named(site: Site, tmp_pa
 def test_paths_with_blanks_are_bound_from_a_list(site: Site, tmp_path: Path) -> None:
     (tmp_path / "my project").mkdir()
     file = tmp_path / "blanks.env"
-    file.write_text(f'IMAGE_DIR="{site.images}"\nIMAGE_BINDS=("/usr/share" "/etc/my project")\n')
+    file.write_text(
+        f'IMAGE_DIR="{site.images}"\nIMAGE_CACHE="{tmp_path}/cache"\n'
+        'IMAGE_BINDS=("/usr/share" "/etc/my project")\n'
+    )
     environ = {"IMAGE_SETTINGS": str(file)}
     assert "/etc/my project is to be bound" in site.run("engine", "true", environ=environ).stderr
     file.write_text(file.read_text().replace("/etc/my project", f"{tmp_path}/my project"))
