@@ -75,6 +75,8 @@ class Capacity:
         loading = loading_of(tier, model.kv_bytes_per_token)
         context.record("reload_bandwidth", tier.read_bytes_per_second / 1e6, "MB/s")
         context.record("reload_latency", loading.latency_seconds * 1e3, "ms")
+        if context.quick:
+            context.left_out("reading in reverse, agents, RAG; twice the size, more caps and seeds")
         seeds = 1 if context.quick else 3
         shares = SHARES[context.profile]
         names = [name for name in _workloads(context.quick) if context.wants(name)]

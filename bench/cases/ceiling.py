@@ -1,14 +1,15 @@
 """Ceiling: our load and store beside what fio gets from the same mount, checksums on and off.
 
-fio uses our block size and as many threads as we used: readers as many as the depth chosen, writers
-as many as packs. Turns alternate. Processor time of both sides and of the mount's own process
-stands beside, so that a limit set by the cores is seen as one. Checksums off is a stand-in for
-measuring only: the product has no such switch.
+fio uses the size of our calls and as many threads as we used: readers as many as the depth chosen,
+writers as many as packs. Turns alternate. Processor time of both sides and of the mount's own
+process stands beside, so that a limit set by the cores is seen as one. Checksums off is a stand-in
+for measuring only: the product has no such switch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,7 +96,7 @@ class Ceiling:
     def _cell(self, context: Context, mount: Mount, cell: str, latency: float) -> None:
         memory = Memory(BATCH, context.seed)
         with turns((OURS, UNCHECKED), mount, cell, memory, adapters={UNCHECKED: OURS}) as made:
-            threads = {"load": 1, "store": 1}
+            plans = {name: fio.Plan(1, BATCH.size, BATCH.total) for name, _ in TARGETS}
             for number in range(-1, context.rounds):
                 mount.apply(Conditions(latency))
                 for side in rotated(SIDES, number) if number >= 0 else SIDES:
@@ -106,9 +107,9 @@ class Ceiling:
                         "latency_ms": latency,
                     }
                     if side == FIO:
-                        plain(context, mount, threads, made[OURS], number, fixed)
+                        plain(context, mount, plans, number, fixed)
                     else:
-                        ours(context, mount, made[side], number, fixed, threads)
+                        ours(context, mount, made[side], number, fixed, plans)
             self._profile(context, mount, made[OURS], cell, latency)
 
     def _profile(
@@ -160,9 +161,9 @@ def ours(
     turn: Turn,
     number: int,
     fixed: dict[str, Parameter],
-    threads: dict[str, int],
+    plans: dict[str, fio.Plan],
 ) -> None:
-    """One turn; `threads` learns what it used, for fio to use the same."""
+    """One turn; `plans` learns the threads and blocks it used, for fio to use the same."""
     hashed = Nothing.updates
     before, daemon = turn.driver.counts(), process_seconds(mount.daemon_pid)
     try:
@@ -179,9 +180,7 @@ def ours(
         return
     after, daemon_after = turn.driver.counts(), process_seconds(mount.daemon_pid)
     if fixed["side"] == OURS:
-        packs = after["catalog_packs"] - before["catalog_packs"]
-        most = turn.driver.store_object.settings.write_threads_max
-        threads.update(load=max(1, int(after["depth"])), store=int(max(1, min(most, packs))))
+        plans.update(used(before, after, turn.driver.store_object.settings.write_threads_max))
     turn.remove_data()
     if number < 0:
         return
@@ -197,18 +196,36 @@ def ours(
         context.record("busy_cores", busy, "", repeat=number, note="", **fixed)
 
 
+def used(
+    before: Mapping[str, float], after: Mapping[str, float], writers_max: int
+) -> dict[str, fio.Plan]:
+    """Threads: as many as the depth chosen, and as packs were written at once. Blocks: the power of
+    two next to what a call of ours moved."""
+
+    def grown(name: str) -> float:
+        return after.get(name, 0.0) - before.get(name, 0.0)
+
+    def block(moved: str, calls: str) -> int:
+        mean = grown(moved) / max(1.0, grown(calls))
+        return 1 << max(12, round(math.log2(max(1.0, mean))))
+
+    writers = max(1, min(writers_max, int(grown("pack_operations_create"))))
+    return {
+        "load": fio.Plan(max(1, int(after["depth"])), block("bytes_read", "reads"), BATCH.total),
+        "store": fio.Plan(writers, block("bytes_stored", "pack_operations_write"), BATCH.total),
+    }
+
+
 def plain(
     context: Context,
     mount: Mount,
-    threads: Mapping[str, int],
-    turn: Turn,
+    plans: Mapping[str, fio.Plan],
     number: int,
     fixed: dict[str, Parameter],
 ) -> None:
     """fio's turn: write, then read what was laid out before the first round."""
-    block = int(turn.driver.counts()["piece_bytes"])
     for operation in ("store", "load"):
-        plan = fio.Plan(threads[operation], block, BATCH.total)
+        plan = plans[operation]
         folder = f"fio-{operation}"
         (mount.path / folder).mkdir(exist_ok=True)
         if operation == "load":
@@ -225,8 +242,9 @@ def plain(
         context.record(operation, moved.mb_s, "MB/s", repeat=number, note="", **fixed)
         cpu = moved.cpu_seconds / (moved.moved / 1e9)
         context.record(f"{operation}_cpu", cpu, "s/GB", repeat=number, note="", **fixed)
-        used: dict[str, Parameter] = {"operation": operation, **fixed}
-        context.record("threads", plan.threads, "", repeat=number, note="", **used)
+        how: dict[str, Parameter] = {"operation": operation, **fixed}
+        context.record("threads", plan.threads, "", repeat=number, note="", **how)
+        context.record("block", plan.block / (1 << 20), "MiB", repeat=number, note="", **how)
 
 
 def limit(rows: Sequence[Row], operation: str, latency: float) -> str:
@@ -248,22 +266,26 @@ def _bandwidth(rows: Sequence[Row]) -> list[Figure]:
     if not latencies:
         return []
     lines = []
+    fixed: dict[str, Any]
     for latency in latencies:
         for operation, _ in TARGETS:
-            used = values(rows, "threads", operation=operation, latency_ms=latency)
-            threads = f"{median(used):.0f}" if used else "not measured"
+            fixed = {"operation": operation, "latency_ms": latency}
+            threads, block = (
+                f"{median(found):.0f}" if (found := values(rows, metric, **fixed)) else "?"
+                for metric in ("threads", "block")
+            )
             for side in SIDES:
-                fixed: dict[str, Any] = {"side": side, "latency_ms": latency}
+                fixed = {"side": side, "latency_ms": latency}
                 speed = interval(rows, operation, **fixed)
                 cpu = interval(rows, f"{operation}_cpu", **fixed)
                 lines.append(
                     (
-                        *(f"{latency:g}", operation, side, threads),
+                        *(f"{latency:g}", operation, side, threads, block),
                         speed.text(0) if speed else "not measured",
                         cpu.text() if cpu else "not measured",
                     )
                 )
-    head = ("latency, ms", "operation", "side", "threads", "MB/s", "processor s per GB")
+    head = ("latency, ms", "operation", "side", "threads", "block, MiB", "MB/s")
     return [
         Figure(
             "bandwidth",
@@ -274,7 +296,7 @@ def _bandwidth(rows: Sequence[Row]) -> list[Figure]:
             "side's own process, without the mount's. fio's clock counts whole milliseconds and "
             "leaves out its threads' start.",
             draw=partial(_draw, list(rows), latencies),
-            table=Table(head, tuple(lines)),
+            table=Table((*head, "processor s per GB"), tuple(lines)),
         )
     ]
 

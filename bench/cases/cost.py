@@ -53,6 +53,8 @@ class Cost:
         rounds = min(context.rounds, ROUNDS[context.profile])
         lengths = LENGTHS[context.profile]
         adapters = (OURS,) if context.quick else (OURS, FS_NATIVE)
+        if context.quick:
+            context.left_out("fs_native, a model of 70B in four shards, prefixes of 16k tokens")
         with mounted(context.folder) as mount:
             latencies = LATENCIES_MS if mount.throttled else (0.0,)
             for latency in set(LATENCIES_MS) - set(latencies):
@@ -61,6 +63,8 @@ class Cost:
             for name, adapter in itertools.product(lengths, adapters):
                 cell = f"{name}, {adapter}"
                 if context.cells.finished(cell) or not context.wants(adapter):
+                    continue
+                if name != next(iter(lengths)) and not context.affords(cell):
                     continue
                 with _rig(mount, adapter, MODELS[name], max(lengths[name])) as rig:
                     for number in range(-1, rounds):  # the first warms up

@@ -36,6 +36,8 @@ class Nodes:
         why = ray_problem()
         if why:
             context.missing("load_aggregate", "MB/s", why, nodes_are="Ray actors")
+        if context.quick:
+            context.left_out("8 nodes, more and longer prefixes")
         counts = COUNTS[context.profile]
         context.progress.total(len(counts))
         with fleet(max(counts)) as nodes:

@@ -10,23 +10,19 @@ from __future__ import annotations
 
 import importlib
 import os
-import threading
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from bench.cases import reload_draws, reload_says
-from bench.cases.reload_says import ACCEPTED, DISTINCT, LARGE, SLOPE_LATENCIES
-from bench.core.adapters import CONTENDERS, FS_NATIVE, OURS
+from bench.cases.reload_says import ACCEPTED, BESIDE, DISTINCT, LARGE, SLOPE_LATENCIES
+from bench.core.adapters import CONTENDERS, FS_NATIVE, OURS, TUNED
 from bench.core.case import FULL, QUICK, Context, Figure, Parameter, Row, Verdict
 from bench.core.machine import memory_available_bytes
-from bench.core.mounts import Conditions, Mount, mounted
+from bench.core.mounts import Conditions, Mount, mounted, plain_bandwidth_mb_s
 from bench.core.profile import Sampler
 from bench.core.turns import Batch, Memory, Turn, TurnFailed, one_turn, rotated, turns
 from bench.core.turns import store_lookup_load as take_turns
 from bench.core.vllm_tier import VLLM_TIER
 
-MIB = 1 << 20
 LLAMA_8B = 131_072
 """Bytes of KV per token, Llama 3.1 8B in bf16: 2 x 32 layers x 8 heads x 128 x 2 bytes."""
 QWEN_1_5B = 28_672
@@ -34,8 +30,15 @@ QWEN_1_5B = 28_672
 CHUNK_TOKENS = 256
 SLOPE_TOKENS = (4096, 16384, 65536)
 LATENCIES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
+QUICK_LATENCIES = (0.0, 1.0, 10.0)
 SHARES = (1.0, 0.5, 0.25)
 """Of the mount's bandwidth."""
+QUICK_LEAVES = (
+    "slope of 65,536 tokens",
+    "sweep at 0.1, 0.3 and 3 ms, at half the bandwidth, and with fs",
+    "prefixes of 4k to 128k tokens in chunks of 64, 256 and 1,024",
+    "vLLM's file tier with 256 x 512 KiB",
+)
 PROFILE_ROUNDS = 3
 MEMORY_SHARE = 0.7
 """Of the memory available, what a cell may take: arenas and, on a memory file system, its data."""
@@ -76,7 +79,7 @@ class Reload:
                 take_turns(
                     context,
                     mount,
-                    _wanted(context, CONTENDERS),
+                    _wanted(context, BESIDE),
                     memory,
                     Conditions(latency),
                     cell=cell,
@@ -134,8 +137,10 @@ class Reload:
     def _slopes(self, context: Context, mount: Mount) -> None:
         """In each round each contender stores the prefix anew at 0 ms and loads it at every
         latency, so that no data of two contenders has to lie there at once."""
-        for tokens in SLOPE_TOKENS[: 2 if context.quick else 3]:
+        for tokens in _slope_tokens(context):
             cell = f"slope {tokens}"
+            if tokens > SLOPE_TOKENS[0] and not context.affords(f"slope of {tokens} tokens"):
+                continue
             batch = Batch(tokens // CHUNK_TOKENS, CHUNK_TOKENS * LLAMA_8B)
             if not _begins(context, mount, cell, 1.0, prefix_tokens=tokens, part="slope"):
                 continue
@@ -143,7 +148,7 @@ class Reload:
             if not _fits(context, cell, wanted, prefix_tokens=tokens, part="slope"):
                 continue
             memory = Memory(batch, context.seed, DISTINCT)
-            names = _wanted(context, (OURS, FS_NATIVE))
+            names = _wanted(context, _sloped(context, tokens))
             with turns(names, mount, cell, memory) as made:
                 for number in range(-1, _slope_rounds(context, tokens)):
                     for name in rotated(names, number):
@@ -206,11 +211,13 @@ class Reload:
             context.record("mount_bandwidth", full, "MB/s", cell=cell)
             context.cells.finish(cell)
         rounds = 3 if context.quick else context.rounds
-        for share in SHARES:
-            for latency in _sweep_latencies(context, share):
+        for share in (SHARES[0], SHARES[-1]) if context.quick else SHARES:
+            for latency in _sweep_latencies(context):
                 cell = f"sweep {latency:g} ms, bandwidth {share:g}"
                 limit = None if share == 1.0 else full * share
                 if not _begins(context, mount, cell, latency, limit, part="sweep"):
+                    continue
+                if not context.affords(cell):
                     continue
                 take_turns(
                     context,
@@ -235,6 +242,8 @@ class Reload:
                 cell = f"tier {batch} at {latency:g} ms"
                 if not _begins(context, mount, cell, latency, part="tier"):
                     continue
+                if not context.affords(f"vLLM's {cell}"):
+                    continue
                 if why := _unavailable_tier():
                     context.missing("load", "ms", why, cell=cell, adapter=VLLM_TIER)
                     context.cells.finish(cell)
@@ -256,6 +265,8 @@ class Reload:
     def _lengths(self, context: Context, mount: Mount) -> None:
         """Prefix length times chunk size, full profile only."""
         if context.quick:
+            for what in QUICK_LEAVES:
+                context.left_out(what)
             return
         for tokens in (4096, 16384, 65536, 131072):
             for chunk in (64, 256, 1024):
@@ -301,8 +312,17 @@ def _slope_rounds(context: Context, tokens: int) -> int:
     return min(context.rounds, most)
 
 
-def _sweep_latencies(context: Context, share: float) -> Sequence[float]:
-    return LATENCIES if share == 1.0 or not context.quick else (0.0, 1.0, 10.0)
+def _slope_tokens(context: Context) -> Sequence[int]:
+    return SLOPE_TOKENS[:2] if context.quick else SLOPE_TOKENS
+
+
+def _sloped(context: Context, tokens: int) -> Sequence[str]:
+    quick = context.quick and tokens != SLOPE_TOKENS[0]
+    return (OURS, FS_NATIVE) if quick else (OURS, FS_NATIVE, TUNED)
+
+
+def _sweep_latencies(context: Context) -> Sequence[float]:
+    return QUICK_LATENCIES if context.quick else LATENCIES
 
 
 def _sweepers(context: Context) -> Sequence[str]:
@@ -341,38 +361,15 @@ def _fits(context: Context, cell: str, wanted: int, **params: Parameter) -> bool
     return False
 
 
-def plain_bandwidth_mb_s(mount: Mount, readers: int = 4, size: int = 64 * MIB) -> float:
-    """What plain readers of large blocks get from the mount together, nothing added. MB/s."""
-    mount.apply(Conditions())
-    paths = [mount.path / f"plain-{number}" for number in range(readers)]
-    for path in paths:
-        path.write_bytes(bytes(MIB) * (size // MIB))
-    threads = [threading.Thread(target=_read_all, args=(path,)) for path in paths]
-    start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seconds = time.perf_counter() - start
-    for path in paths:
-        path.unlink()
-    return readers * size / seconds / 1e6
-
-
-def _read_all(path: Path) -> None:
-    into = bytearray(4 * MIB)
-    with path.open("rb", buffering=0) as file:
-        while file.readinto(into):
-            pass
-
-
 def _steps(context: Context) -> int:
     contenders = len(_wanted(context, CONTENDERS))
-    batches = len(ACCEPTED) * 2 * (context.rounds + 1) * contenders
-    lengths = SLOPE_TOKENS[: 2 if context.quick else 3]
-    slopes = sum(2 * (4 * _slope_rounds(context, tokens) + 2) for tokens in lengths)
-    cells = sum(len(_sweep_latencies(context, share)) for share in SHARES)
-    sweep = cells * ((3 if context.quick else context.rounds) + 1)
+    batches = len(ACCEPTED) * 2 * (context.rounds + 1) * len(_wanted(context, BESIDE))
+    slopes = sum(
+        len(_sloped(context, tokens)) * (4 * _slope_rounds(context, tokens) + 2)
+        for tokens in _slope_tokens(context)
+    )
+    sweep = (2 if context.quick else len(SHARES)) * len(_sweep_latencies(context))
+    sweep *= (3 if context.quick else context.rounds) + 1
     sweep *= len(_wanted(context, _sweepers(context)))
     by_length = 0 if context.quick else 24 * (min(5, context.rounds) + 1) * contenders
     tier = 2 * (2 if context.quick else 4) * ((3 if context.quick else context.rounds) + 1)

@@ -12,6 +12,7 @@ from typing import Any
 
 from bench.cases.reload_says import (
     ACCEPTED,
+    BESIDE,
     DISTINCT,
     OPERATION_NAMES,
     SLOPE_LATENCIES,
@@ -20,7 +21,7 @@ from bench.cases.reload_says import (
     by_latency,
     slope_bound,
 )
-from bench.core.adapters import CONTENDERS, FS, FS_NATIVE, OURS
+from bench.core.adapters import CONTENDERS, FS, FS_NATIVE, OURS, TUNED
 from bench.core.case import Figure, Outcome, Row, Table
 from bench.core.select import by_param, choices, interval, ratio, texts, values, where
 from bench.core.statistics import median, slope_interval
@@ -45,8 +46,10 @@ def _headline(rows: Sequence[Row]) -> list[Figure]:
         return []
     lines = []
     for tokens in lengths:
-        for name in (OURS, FS_NATIVE):
+        for name in (OURS, FS_NATIVE, TUNED):
             points = by_latency(rows, name, tokens)
+            if not points:
+                continue
             found = slope_interval(points)
             bound = slope_bound(rows, tokens) if name == OURS else None
             lines.append(
@@ -54,7 +57,7 @@ def _headline(rows: Sequence[Row]) -> list[Figure]:
                     f"{tokens}",
                     name,
                     found.text(1) if found else "not measured",
-                    f"{bound.limit:.0f} ({bound.text()})" if bound else "",
+                    f"{bound.limit('own calls'):.0f} ({bound.text()})" if bound else "",
                     *(_cell(points.get(latency, [])) for latency in SLOPE_LATENCIES),
                 )
             )
@@ -79,7 +82,8 @@ def _headline(rows: Sequence[Row]) -> list[Figure]:
 def _draw_slope(rows: Sequence[Row], lengths: Sequence[int], canvas: Any) -> None:
     plots = canvas.subplots(1, len(lengths), squeeze=False)[0]
     for axes, tokens in zip(plots, lengths, strict=True):
-        data = {name: by_latency(rows, name, tokens) for name in (OURS, FS_NATIVE)}
+        data = {name: by_latency(rows, name, tokens) for name in (OURS, FS_NATIVE, TUNED)}
+        data = {name: points for name, points in data.items() if points}
         curves(
             axes,
             data,
@@ -99,14 +103,14 @@ def _batches(rows: Sequence[Row]) -> list[Figure]:
         for batch in ACCEPTED:
             for operation in ("lookup", "load", "lookup_load", "store"):
                 fixed: dict[str, Any] = {"part": "batch", "batch": str(batch)}
-                cells = [_cell(values(picked, operation, adapter=n, **fixed)) for n in CONTENDERS]
+                cells = [_cell(values(picked, operation, adapter=n, **fixed)) for n in BESIDE]
                 ratios = [
                     ratio(picked, operation, "adapter", rival, OURS, **fixed)
-                    for rival in (FS_NATIVE, FS)
+                    for rival in (FS_NATIVE, TUNED, FS)
                 ]
                 texts_ = [one.text() if one else "not measured" for one in ratios]
                 lines.append((str(batch), OPERATION_NAMES[operation], *cells, *texts_))
-        head = ("batch", "operation", *(f"{name}, ms" for name in CONTENDERS))
+        head = ("batch", "operation", *(f"{name}, ms" for name in BESIDE))
         made.append(
             Figure(
                 f"batches-{latency:g}ms",
@@ -114,10 +118,10 @@ def _batches(rows: Sequence[Row]) -> list[Figure]:
                 "Medians over rounds in which the contenders took turns on one mount, page cache "
                 "bypassed, every loaded byte compared; ratios are contender over ours with 95 % "
                 "intervals, above 1 where ours is faster. Ours verifies checksums, the others "
-                "check nothing. Single times carry this machine's noise; ratios within a round do "
-                "not.",
+                "check nothing. fs_native is shown as LMCache ships it, with 4 workers, and with "
+                "32. Single times carry this machine's noise; ratios within a round do not.",
                 draw=partial(_draw_batches, picked),
-                table=Table((*head, "fs_native / ours", "fs / ours"), tuple(lines)),
+                table=Table((*head, *(f"{name} / ours" for name in BESIDE[1:])), tuple(lines)),
             )
         )
     return made
@@ -136,7 +140,7 @@ def _draw_batches(rows: Sequence[Row], canvas: Any) -> None:
                 operation: values(rows, operation, adapter=name, batch=str(batch))
                 for operation in operations
             }
-            for name in CONTENDERS
+            for name in BESIDE
         }
         bars(axes, operations, data, y="ms", log_y=True, title=str(batch))
 

@@ -67,6 +67,9 @@ class ScaleOut:
         loading = loading_of(tier, MODELS[MODEL].kv_bytes_per_token)
         context.record("reload_bandwidth", tier.read_bytes_per_second / 1e6, "MB/s")
         context.record("reload_latency", loading.latency_seconds * 1e3, "ms")
+        if context.quick:
+            others = ", ".join(name for name in POLICIES if name not in QUICK_POLICIES)
+            context.left_out(f"chat, three times as many requests, more seeds, and {others}")
         seeds = range(context.seed, context.seed + (1 if context.quick else 3))
         wanted = places(context)
         context.progress.total(len(wanted) * len(seeds))

@@ -46,6 +46,8 @@ class Visibility:
         context.progress.total(
             len(latencies) * (len(settings) * len(crowds) * 2 + 2) * (repeats + 1)
         )
+        if context.quick:
+            context.left_out("refresh every 0.3 and 3 s, 4 and 16 writers, 1 ms per operation")
         with mounted(context.folder) as mount:
             for latency in latencies:
                 for writers in crowds:
@@ -124,7 +126,7 @@ class Visibility:
                     context.progress.step(f"{fixed['cell']}, refresh {fixed['refresh_s']} s")
                     pause(context.seed, repeat, float(fixed["refresh_s"]))
                     taken = visible_ms(child, next(numbers), look)
-                    note = "" if taken is not None else f"not seen in {GIVE_UP_SECONDS:.0f} s"
+                    note = _unseen(taken)
                     context.record(
                         "visible", taken, "ms", repeat=repeat, note=note, mode=mode, **fixed
                     )
@@ -162,8 +164,11 @@ class Visibility:
                         pause(context.seed, repeat, 1.0)
                         look = partial(adapter_looks, driver)
                         taken = visible_ms(child, repeat + 2, look)
+                        note = _unseen(taken)
                         if repeat >= 0:
-                            context.record("visible", taken, "ms", repeat=repeat, note="", **fixed)
+                            context.record(
+                                "visible", taken, "ms", repeat=repeat, note=note, **fixed
+                            )
             except (ChildFailed, TimeoutError) as error:
                 context.record("visible", None, "ms", repeat=0, note=str(error), **fixed)
             finally:
@@ -175,6 +180,10 @@ class Visibility:
 
     def verdicts(self, rows: Sequence[Row]) -> list[Verdict]:
         return []
+
+
+def _unseen(taken: float | None) -> str:
+    return "" if taken is not None else f"not seen in {GIVE_UP_SECONDS:.0f} s"
 
 
 def adapter_looks(driver: Driver, number: int) -> bool:

@@ -13,10 +13,14 @@ import dataclasses
 import functools
 import importlib
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,31 @@ def mounted(folder: Path, *, cache: bool = False) -> Iterator[Mount]:
     mountpoint.mkdir(exist_ok=True)
     with throttle_type(backing, mountpoint, cache=cache) as throttle:
         yield Throttled(throttle, backing, mountpoint)
+
+
+def plain_bandwidth_mb_s(mount: Mount, readers: int = 4, size: int = 64 * MIB) -> float:
+    """What plain readers of large blocks get from the mount together, nothing added. MB/s."""
+    mount.apply(Conditions())
+    paths = [mount.path / f"plain-{number}" for number in range(readers)]
+    for path in paths:
+        path.write_bytes(bytes(MIB) * (size // MIB))
+    threads = [threading.Thread(target=_read_all, args=(path,)) for path in paths]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - start
+    for path in paths:
+        path.unlink()
+    return readers * size / seconds / 1e6
+
+
+def _read_all(path: Path) -> None:
+    into = bytearray(4 * MIB)
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(into):
+            pass
 
 
 def _throttle() -> tuple[Any, Any]:

@@ -78,14 +78,20 @@ def test_six_rounds_are_too_few_to_judge_a_batch() -> None:
     assert found == {Outcome.NOT_MEASURED}
 
 
-def test_a_slope_is_judged_by_the_operations_the_mount_counted() -> None:
-    """4 opens + 512 reads / depth 32 + 1 = 21."""
+def test_a_slope_is_judged_by_the_products_own_reads_and_by_the_mounts_requests() -> None:
+    """4 opens + 128 reads / depth 32 + 1 = 9; by the mount's 512 requests 21."""
     name = "slope, 4096 tokens of 8B"
-    good, bad = slope_rows(4096, 20.0, 300.0), slope_rows(4096, 22.0, 300.0)
-    assert outcome(good, name, "at most opens") is Outcome.MET
-    assert outcome(bad, name, "at most opens") is Outcome.MISSED
-    assert outcome(good, name, "at most a tenth") is Outcome.MET
-    assert outcome(slope_rows(4096, 20.0, 150.0), name, "at most a tenth") is Outcome.MISSED
+    target = "at most opens + ceil(reads / depth) + 1 = "
+    for slope, own, seen in ((8, "MET", "MET"), (20, "MISSED", "MET"), (22, "MISSED", "MISSED")):
+        rows = slope_rows(4096, slope, 300.0)
+        assert outcome(rows, name, f"{target}9, own calls") is Outcome[own]
+        assert outcome(rows, name, f"{target}21, the mount's requests") is Outcome[seen]
+
+
+def test_a_slope_is_judged_beside_fs_natives() -> None:
+    name, target = "slope, 4096 tokens of 8B", "at most a tenth"
+    assert outcome(slope_rows(4096, 20.0, 300.0), name, target) is Outcome.MET
+    assert outcome(slope_rows(4096, 20.0, 150.0), name, target) is Outcome.MISSED
 
 
 def test_nothing_measured_is_judged_as_not_measured() -> None:
