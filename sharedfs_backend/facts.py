@@ -49,7 +49,8 @@ class WriterView:
     first_seen: float = 0.0
     last_change: float = 0.0
     last_polled: float = 0.0
-    """When its journal was last read without an error: silence is only what was listened to."""
+    """When the last reading of its journal without an error began: silence is only what was
+    listened to, and a process frozen while it reads listens to nothing."""
 
 
 MERGE_SLACK_BYTES = 16 << 10

@@ -307,12 +307,13 @@ class Ledger:
             return True
         return view.last_polled - view.last_change >= self._lease_seconds
 
-    def polled(self, writer: str, now: float, nbytes: int = 0) -> None:
-        """Its journal was just read to its end at `nbytes`; damaged or not, they count."""
+    def polled(self, writer: str, begun: float, nbytes: int = 0) -> None:
+        """Its journal was read to its end at `nbytes`; damaged or not, they count. `begun`: when
+        it was opened; what came later this read need not have seen."""
         with self.lock:
             view = self._writers.get(writer)
             if view is not None:
-                view.last_polled = now
+                view.last_polled = begun
                 self._grow(view, nbytes)
 
     def live_writers(self, current: str | None) -> list[str]:

@@ -236,7 +236,7 @@ class Publisher:
     def _append(self, turn: Turn, journal: Journal, records: list[Record]) -> bool:
         data, offset = self._encoded(journal.writer, journal.offset, records)
         try:
-            self._write_parts(journal_path(journal.writer), journal.offset, data)
+            self._write_parts(turn, journal_path(journal.writer), journal.offset, data)
         except FileFailure as failure:
             self._require_turn(turn)
             self._full = failure.kind is FailureKind.NO_SPACE
@@ -260,7 +260,7 @@ class Publisher:
             offset += len(parts[-1])
         return parts, offset
 
-    def _write_parts(self, path: str, offset: int, parts: list[bytes]) -> None:
+    def _write_parts(self, turn: Turn, path: str, offset: int, parts: list[bytes]) -> None:
         if self._rules.append_never_creates:
             handle = self._files.open_write(path)
         else:
@@ -270,6 +270,9 @@ class Publisher:
                 if failure.kind is not FailureKind.MISSING:
                     raise
                 handle = self._files.create(path)
+        if self._turn is not turn:  # the open hung, and its record is given up: not to be written
+            self._close_quietly(handle)
+            raise TurnOver
         self._write_and_close(handle, offset, parts)
 
     def _write_and_close(self, handle: Handle, offset: int, parts: list[bytes]) -> None:

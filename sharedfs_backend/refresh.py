@@ -198,6 +198,7 @@ class Refresher:
         view = self._ledger.writer(writer)
         if view is None:
             return
+        begun = self._runtime.now()
         try:
             handle = self._files.open_read(journal_path(writer))
         except FileFailure as failure:
@@ -222,7 +223,8 @@ class Refresher:
         if data:
             self._take(writer, offset, data)
         if data is not None:
-            self._ledger.polled(writer, self._runtime.now(), offset + len(data))
+            # What was read is as old as the open at worst: this process may have been frozen since.
+            self._ledger.polled(writer, begun, offset + len(data))
 
     def _read_on(self, handle: object, offset: int) -> bytes:
         """What is there from `offset` on. Reads beyond the first are paid for afterwards."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from sharedfs_backend.files import Files, Handle
+from sharedfs_backend.layout import Beat, journal_path
 from sharedfs_backend.rules import Rules
+from tests.files.faulty import FaultyFiles
 from tests.store.inline import Client, chunks_of
 
 
@@ -80,6 +84,83 @@ def test_a_long_journal_is_ended_and_continued_in_a_new_one(tmp_path: Path) -> N
     assert reader.store.lookup(list(every)) == [True] * 4
     ended = [view for view in reader.store.parts.ledger.writers() if view.ended]
     assert len(ended) == 1
+
+
+class Meanwhile(FaultyFiles):
+    """Files in whose next call of a kind on a journal something else happens."""
+
+    def __init__(self, inner: Files) -> None:
+        super().__init__(inner)
+        self.in_open: Callable[[], None] | None = None
+        self.in_read: Callable[[], None] | None = None
+
+    def open_write(self, path: str) -> Handle:
+        handle = super().open_write(path)
+        meanwhile, self.in_open = self.in_open, None
+        if meanwhile is not None:
+            meanwhile()
+        return handle
+
+    def read(self, handle: Handle, offset: int, into: memoryview) -> int:
+        count = super().read(handle, offset, into)
+        if self.in_read is not None and handle.path.startswith("journals/"):
+            meanwhile, self.in_read = self.in_read, None
+            meanwhile()
+        return count
+
+
+def meanwhile_client(root: Path, seed: int = 1) -> tuple[Client, Meanwhile]:
+    made: list[Meanwhile] = []
+
+    def wrap(files: Files) -> Files:
+        made.append(Meanwhile(files))
+        return made[0]
+
+    return Client(root, seed, wrap=wrap), made[0]
+
+
+def test_an_append_given_up_while_its_open_hung_is_not_written_any_more(tmp_path: Path) -> None:
+    client, files = meanwhile_client(tmp_path)
+    client.put(chunks_of(1))
+    (old,) = journals(tmp_path)
+    size = (tmp_path / journal_path(old)).stat().st_size
+
+    def another_thread_gives_it_up() -> None:
+        client.runtime.time += 51.0
+        client.store.parts.publisher.publish((Beat(1),), lambda _: None)
+
+    files.in_open = another_thread_gives_it_up
+    files.tried.clear()
+    assert client.put(chunks_of(1, seed=8)).stored == [False]
+    assert (tmp_path / journal_path(old)).stat().st_size == size
+    assert files.tried.count(("close", journal_path(old))) == 1
+    client.pass_time(30.0)  # the breaker sees that the file system answers
+    assert client.put(chunks_of(1, seed=9)).stored == [True]
+
+
+def test_a_process_frozen_while_it_reads_a_journal_does_not_take_its_writer_for_dead(
+    tmp_path: Path,
+) -> None:
+    """What it read is as old as the open: of what came since it has heard nothing (I4)."""
+    writer, (reader, files) = Client(tmp_path), meanwhile_client(tmp_path, 2)
+    writer.put(chunks_of(1))
+    reader.refresh()
+    later = chunks_of(1, seed=8)
+
+    frozen: list[float] = []
+
+    def frozen_for_longer_than_a_lease() -> None:
+        frozen.append(150.0)
+        reader.runtime.time += 150.0
+        writer.put(later)
+
+    files.in_read = frozen_for_longer_than_a_lease
+    reader.refresh()
+    assert frozen
+    (name,) = journals(tmp_path)
+    assert not reader.store.parts.ledger.is_dead(name)
+    reader.refresh()
+    assert reader.store.lookup(list(later)) == [True]
 
 
 def test_closing_ends_the_journal(tmp_path: Path) -> None:
