@@ -9,7 +9,8 @@ Everything that does I/O runs on the runtime's lanes; `tick` and the calls above
 hung file system stalls nobody beyond a deadline (I6). Failures are misses or dropped stores,
 counted by kind. Usable from any thread; a forked child gets parts of its own on first use.
 
-No LMCache and no torch here: buffers are buffers, keys are 16 bytes.
+No LMCache and no torch here: buffers are buffers, keys are 16 bytes. A key of another length is
+the caller's mistake: ValueError, at once, before anything is begun.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ DIRECT_USE = RealmDescriptor(
     model_identity="direct", identity_verified=True, shard="", serde="", hash_family="direct"
 )
 """The realm of a caller that names none: plain use of the store, no model."""
+KEY_BYTES = 16
 DIRECT_LAYOUT = LayoutDescriptor(("uint8",), ((0,),), "RAW", 0)
 
 
@@ -52,6 +54,17 @@ class ChunkId:
     kv_rank: int = 0
     object_group: int = 0
     cache_salt: str = ""
+
+
+def _check_keys(keys: Sequence[bytes]) -> None:
+    """Raises ValueError unless every key is a chunk key: chunks are told apart by nothing else."""
+    if set(map(len, keys)) <= {KEY_BYTES}:
+        return
+    index, length = next((i, len(key)) for i, key in enumerate(keys) if len(key) != KEY_BYTES)
+    raise ValueError(
+        f"key {index} of {len(keys)} has {length} bytes: a chunk key has {KEY_BYTES}. "
+        "Pass what `Store.keys([ChunkId(chunk_hash, ...)])` returns"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +187,7 @@ class Store:
         `unlock`, or for the buffers' time to live at most.
         """
         parts = self._open()
+        _check_keys(keys)
         return parts.finder.lookup(keys, realm or self._direct(), layouts, lock=lock)
 
     def unlock(self, keys: Sequence[bytes], *, realm: Realm | None = None) -> None:
@@ -184,6 +198,7 @@ class Store:
         self, keys: Sequence[bytes], *, realm: Realm | None = None
     ) -> list[LayoutDescriptor | None]:
         """The layout each chunk is held in; None for a miss or where there are several."""
+        _check_keys(keys)
         return self._open().finder.layouts_of(keys, realm or self._direct())
 
     def submit_load(
@@ -197,6 +212,7 @@ class Store:
         """Start loading; never blocks on I/O. `on_done` runs once, on some thread, at the deadline
         at the latest; from then on no thread touches a buffer (I7)."""
         parts = self._open()
+        _check_keys([item.key for item in items])
         seconds = self.settings.load_deadline_seconds
         if deadline_seconds is not None:
             seconds = min(seconds, deadline_seconds)
@@ -232,12 +248,15 @@ class Store:
     ) -> PutTask:
         """Start storing, in prefix order; never blocks on I/O. The buffers must stay as they are
         until `on_done`, which runs when the chunks are published or given up."""
-        return self._open().putter.submit(realm or self._direct(), items, on_done)
+        parts = self._open()
+        _check_keys([item.key for item in items])
+        return parts.putter.submit(realm or self._direct(), items, on_done)
 
     def put(
         self, items: Sequence[PutItem], *, realm: Realm | None = None, timeout_seconds: float = 60.0
     ) -> PutTask:
-        """Store and wait. A store that failed says so in the task; it raises nothing."""
+        """Store and wait. A store that failed says so in the task; only what could never be
+        stored (a key that is none) raises."""
         parts = self._open()
         done = parts.runtime.waiter()
         task = self.submit_put(items, realm=realm, on_done=lambda _: done.set())

@@ -48,6 +48,16 @@ def test_writers_flush_beyond_the_dirty_budget() -> None:
     assert not budget.wrote(100, 0.0)
 
 
+def test_without_a_dirty_budget_nobody_flushes_and_bytes_are_counted_all_the_same() -> None:
+    budget = DirtyBudget(None)
+    assert not budget.wrote(1 << 50, 0.0)
+    assert budget.bytes_dirty == 1 << 50
+    budget.flushed(1 << 49)
+    budget.closed(1 << 49, 0.0)
+    assert not budget.wrote(1, WRITEBACK_SECONDS)
+    assert budget.bytes_dirty == 1
+
+
 def test_what_a_closed_pack_left_dirty_counts_until_it_is_written_back() -> None:
     budget = DirtyBudget(100)
     budget.wrote(90, 0.0)
