@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 
 from sharedfs_backend.context import Context
+from sharedfs_backend.doubts import Doubts
 from sharedfs_backend.files import FileFailure
 from sharedfs_backend.layout import Beat, Record, Touch
 from sharedfs_backend.ledger import Ledger
@@ -40,6 +41,7 @@ class Chores:
         ledger: Ledger,
         publisher: Publisher,
         *,
+        doubts: Doubts,
         sweeper: Sweeper,
         orphans: OrphanPass,
         snapshotter: Snapshotter,
@@ -55,6 +57,7 @@ class Chores:
         self._stats = context.stats
         self._ledger = ledger
         self._publisher = publisher
+        self._doubts = doubts
         self._sweeper = sweeper
         self._orphans = orphans
         self._snapshotter = snapshotter
@@ -82,6 +85,7 @@ class Chores:
         if not self._cap_is_fixed and now >= self._next_settings:
             self._next_settings = now + SETTINGS_SECONDS
             self._reload_cap()
+        self._doubts.step()
         self._sweeper.step(self._cap_bytes(), self._patience_seconds)
         self._look_for_orphans(self._runtime.now())
         self._keep_snapshots(self._runtime.now())

@@ -24,6 +24,7 @@ from sharedfs_backend.chores import Chores
 from sharedfs_backend.context import Context
 from sharedfs_backend.depth import ReadDepth
 from sharedfs_backend.dirty import DirtyBudget
+from sharedfs_backend.doubts import Doubts
 from sharedfs_backend.facts import Changes, Pack
 from sharedfs_backend.fdcache import FdCache
 from sharedfs_backend.files import (
@@ -162,12 +163,20 @@ class Parts:
             settled=lambda: self.orphans.settled,
             on_dropped=self._dropped,
         )
+        self.doubts = Doubts(
+            context,
+            ledger,
+            self.publisher,
+            on_dropped=self.sweeper.finish_own,
+            on_full=self.sweeper.disown,
+        )
         self.orphans = OrphanPass(context, ledger, self.publisher, self.refresher, self.snapshots)
         self.snapshotter = Snapshotter(context, ledger, self.snapshots)
         self.chores = Chores(
             context,
             ledger,
             self.publisher,
+            doubts=self.doubts,
             sweeper=self.sweeper,
             orphans=self.orphans,
             snapshotter=self.snapshotter,
@@ -203,7 +212,7 @@ class Parts:
             on_begun=self.auditor.begun if settings.audit else lambda job: None,
             on_refused=self._refused,
             on_stored=self._stored,
-            on_unpublished=self.sweeper.withdraw,
+            on_unpublished=self.doubts.note,
             on_left_over=self.sweeper.disown,
         )
         self.putter = Putter(
@@ -413,13 +422,17 @@ class Parts:
         self.wake()
         self.putter.abandon(deadline)
         self.reader.end_all()
-        self._by(deadline, Lane.WRITE, self.publisher.end)
+        self._by(deadline, Lane.WRITE, self._say_goodbye)
         self._by(deadline, Lane.READ, self.fds.close)
         if own_runtime:
             self.runtime.close(max(0.1, deadline - self.runtime.now()))
         timer = self._timer
         if timer is not None and timer is not threading.current_thread():
             timer.join(1.0)
+
+    def _say_goodbye(self) -> None:
+        self.doubts.step()
+        self.publisher.end()
 
     def _by(self, deadline: float, lane: Lane, work: Callable[[], None]) -> None:
         """Do it on a worker, and wait for it until then: it may hang."""

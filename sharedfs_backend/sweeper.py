@@ -13,13 +13,13 @@ first and recorded later: their readers find them missing, which is a miss.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from sharedfs_backend.capacity import Crowd, low_watermark_bytes
 from sharedfs_backend.context import Context
 from sharedfs_backend.facts import Pack
 from sharedfs_backend.files import FailureKind, FileFailure
-from sharedfs_backend.layout import Commit, Drop, Gone, PackCommit, PackName
+from sharedfs_backend.layout import Drop, Gone, PackName
 from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.publisher import Publisher
 from sharedfs_backend.retention import Candidate, plan
@@ -175,8 +175,7 @@ class Sweeper:
 
         def done(published: bool) -> None:
             if published:
-                with self._lock:
-                    self._mine.update(names)
+                self.finish_own(names)
                 self._stats.add("packs_dropped", len(names))
             elif self._publisher.is_full:
                 self._stats.add("packs_dropped_unrecorded", len(names))
@@ -211,25 +210,14 @@ class Sweeper:
         if due:
             self._unlink(due[:UNLINKS_A_STEP])
 
-    def withdraw(self, commits: Sequence[PackCommit]) -> None:
-        """Packs of which nobody knows whether their commit was published: dropped in any case.
-
-        The commit goes with the drop, so that everybody counts their bytes until they are gone."""
-        names = [commit.name for commit in commits]
-
-        def done(published: bool) -> None:
-            if published:
-                with self._lock:
-                    self._mine.update(names)
-                self._stats.add("packs_withdrawn", len(names))
-            else:
-                self.disown(names)
-
-        self._publisher.publish((Commit(tuple(commits)), Drop(tuple(names))), done)
+    def finish_own(self, names: Iterable[PackName]) -> None:
+        """Dropped on record by this process: it unlinks them once the drop delay is over."""
+        with self._lock:
+            self._mine.update(names)
 
     def disown(self, names: Iterable[PackName]) -> None:
-        """Packs to be removed first and recorded later: nobody was told of them, or no record can
-        be written. This process finds nothing in them from now on."""
+        """Packs to be removed first and recorded later: no record names them, or none can be
+        written on a full disk. This process finds nothing in them from now on."""
         now = self._runtime.now()
         for name in names:
             self._ledger.condemn(name, None)

@@ -27,7 +27,7 @@ LAYERS = {
     "data path": "fdcache packjob reader readplan readqueue readstep readtask writeplan writer",
     "catalog": "catalog catalog_values entries facts indexing keytable ledger packtable rows",
     "journal": "namespace opening publisher realms refresh snapshots snapshotter",
-    "sweep": "chores orphans sweeper turns",
+    "sweep": "chores doubts orphans sweeper turns",
     "store": "auditor catalogview cutting finding loading parts putting puttask store storing"
     " waitlist",
     "tools": "cli stage tools",

@@ -34,7 +34,7 @@ class PackFacts:
     told: float | None = None  # a process was told that its store succeeded
     dropped: float | None = None
     gone: float | None = None
-    unlinked: float | None = None
+    unlinked_by: str = ""
 
     @property
     def live(self) -> bool:
@@ -48,7 +48,6 @@ class Oracle:
     disk: Disk
     seal: Seal
     named_seconds: float  # after which a commit is known to every orphan pass
-    unrecorded_unlinks: bool = False  # a full disk may force an unlink before its record
     vandalised: set[str] = field(default_factory=set)  # paths that the test itself removed
     packs: dict[PackName, PackFacts] = field(default_factory=dict)
     by_key: dict[bytes, list[PackName]] = field(default_factory=dict)
@@ -97,18 +96,17 @@ class Oracle:
         facts.committed, facts.realm, facts.keys = now, realm, tuple(keys)
         for key in keys:
             self.by_key.setdefault(key, []).append(name)
-        if name.path not in self.disk.nodes and facts.live and name.path not in self.vandalised:
+        forced = facts.unlinked_by in self.disk.told_full  # before its record, for want of space
+        is_there = name.path in self.disk.nodes or name.path in self.vandalised
+        if facts.live and not is_there and not forced:
             self.disk.violate(f"{name.path} is committed but does not exist")
 
     def _unlinked(self, path: str, who: str) -> None:
         if not path.startswith("packs/") or path in self.vandalised:
             return
         facts = self.facts(PackName.parse(path))
-        facts.unlinked = self.disk.world.time
-        # A writer whose append failed does not know whether its pack was published. Nobody was
-        # promised it, so its writer may remove it and record that afterwards.
-        own = facts.told is None and self.disk.ever.get(path) == who
-        if facts.live and not own and not self.unrecorded_unlinks:
+        facts.unlinked_by = who
+        if facts.live and who not in self.disk.told_full:
             self.disk.violate(f"{who} unlinks {path}, committed and never dropped")
 
 

@@ -69,6 +69,7 @@ class Disk:
         self.bytes_total = self.bytes_highest = 0
         self.cap_bytes: int | None = None
         self.capacity_bytes: int | None = None  # the device's size: beyond it NO_SPACE
+        self.told_full: set[str] = set()  # clients that got a NO_SPACE
         self.violations: list[str] = []
         self.writers: dict[int, list[OpenFile]] = {}
         self.on_write: list[Callable[[Inode, str, int, int], None]] = []

@@ -224,6 +224,8 @@ class SimFiles:
     def _failure(
         self, kind: FailureKind, op: str, path: str, detail: str = "simulated"
     ) -> FileFailure:
+        if kind is FailureKind.NO_SPACE:
+            self.disk.told_full.add(self.client.name)
         return FileFailure(kind, op, path, detail)
 
     def _enter(self, handle: Handle, op: str) -> SimHandle:

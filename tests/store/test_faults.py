@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from sharedfs_backend import doubts
 from sharedfs_backend.capacity import FULL_SECONDS
 from sharedfs_backend.files import FailureKind, Files
 from sharedfs_backend.layout import PackName, Record
@@ -206,7 +207,7 @@ def test_a_commit_that_cannot_be_published_leaves_no_file(tmp_path: Path) -> Non
     assert put(client, seed=8).stored == [False, False]
     files.heal()
     client.pass_time(60.0)
-    assert len([path for path in (tmp_path / "packs").rglob("*") if path.is_file()]) == 1
+    assert len(packs_of(tmp_path)) == 1
     assert client.store.stats()["orphan_bytes"] == 0
 
 
@@ -219,6 +220,7 @@ def test_a_pack_that_may_have_been_published_is_dropped_before_it_is_unlinked(
     files.fail("close", FailureKind.IO, path="journals/", times=2)  # the record is in place
     chunks = chunks_of(2, seed=8)
     client.put(chunks)
+    client.store.parts.doubts.step()
     assert client.store.lookup(list(chunks)) == [False, False]
     (name,) = (pack.name for pack in client.store.parts.ledger.pending())
     assert (tmp_path / name.path).exists()
@@ -228,6 +230,73 @@ def test_a_pack_that_may_have_been_published_is_dropped_before_it_is_unlinked(
     client.pass_time(12.0)
     assert not (tmp_path / name.path).exists()
     assert client.store.stats()["dropped_bytes"] == client.store.stats()["orphan_bytes"] == 0
+
+
+def test_a_pack_whose_commit_is_in_doubt_stays_until_its_drop_is_on_record(tmp_path: Path) -> None:
+    """An append given up while it hangs may land at any time, and names the pack then."""
+    client, files = faulty_client(tmp_path)
+    put(client)
+    files.fail("write", FailureKind.TIMEOUT, path="journals/")
+    files.fail("create", FailureKind.TIMEOUT, path="journals/")
+    put(client, seed=8)
+    client.pass_time(60.0)
+    assert len(client.store.parts.doubts) == 1
+    assert len(packs_of(tmp_path)) == 2
+    assert client.store.stats()["orphan_bytes"] > 0
+    files.heal()
+    client.pass_time(40.0)
+    stats = client.store.stats()
+    assert (len(client.store.parts.doubts), stats["packs_withdrawn"], stats["packs_unlinked"]) == (
+        0,
+        1,
+        1,
+    )
+    assert len(packs_of(tmp_path)) == 1 and stats["orphan_bytes"] == 0
+
+
+def test_a_commit_in_doubt_that_is_read_back_was_published(tmp_path: Path) -> None:
+    client, files = faulty_client(tmp_path)
+    put(client)
+    files.fail("close", FailureKind.IO, path="journals/", times=2)  # the record is in place
+    files.fail("create", FailureKind.IO, path="journals/")
+    chunks = chunks_of(2, seed=8)
+    assert client.put(chunks).stored == [False, False]
+    client.pass_time(5.0)
+    files.heal()
+    client.pass_time(60.0)
+    assert client.store.lookup(list(chunks)) == [True, True]
+    assert client.store.stats().get("packs_withdrawn", 0) == len(client.store.parts.doubts) == 0
+    assert client.store.stats()["orphan_bytes"] == 0
+
+
+def test_on_a_full_disk_a_pack_in_doubt_goes_before_its_record(tmp_path: Path) -> None:
+    client, files = faulty_client(tmp_path)
+    put(client)
+    for op in ("write", "create"):
+        files.fail(op, FailureKind.NO_SPACE, path="journals/")
+    put(client, seed=8)
+    client.pass_time(15.0)
+    assert len(packs_of(tmp_path)) == 1 and len(client.store.parts.doubts) == 0
+
+
+def test_doubts_are_bounded_and_one_forgotten_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doubts, "DOUBTS_MAX", 2)
+    client, files = faulty_client(tmp_path)
+    for seed in range(8, 11):
+        put(client, seed=90 + seed)
+        files.fail("write", FailureKind.IO, path="journals/")
+        put(client, seed=seed)
+        files.heal()
+    assert len(client.store.parts.doubts) == 2
+    client.pass_time(40.0)
+    assert client.store.stats()["packs_withdrawn"] == 2
+    assert len(packs_of(tmp_path)) == 4
+
+
+def packs_of(root: Path) -> list[Path]:
+    return [path for path in (root / "packs").rglob("*") if path.is_file()]
 
 
 def test_credits_come_back_from_every_kind_of_failure(tmp_path: Path) -> None:
