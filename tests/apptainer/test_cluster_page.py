@@ -129,11 +129,16 @@ FOREIGN = {
     "invalid partition specified",
     "common.sh: No such file or directory",
     "fakeroot",
+    "set it in .env",
+    "bind source path does not exist",
+    "port is already allocated",
+    "address already in use",
+    'could not select device driver "nvidia"',
     "no space left on device",
     "nconnect",
     "lookupcache=pos",
 }
-"""Said by other programs, or shown to be the operator's own words."""
+"""Said by other programs (Docker and its Compose, Slurm), or shown to be the operator's own."""
 
 
 @pytest.mark.parametrize("message", [text for text in messages() if text not in FOREIGN])

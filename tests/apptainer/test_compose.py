@@ -54,6 +54,7 @@ KNOWN = {
         " tags ulimits platforms entitlements"
     ),
     "healthcheck": _words("test interval timeout retries start_period start_interval disable"),
+    "volumes": _words("type source target read_only bind volume tmpfs consistency"),
     "deploy": _words(
         "endpoint_mode labels mode placement replicas resources restart_policy rollback_config"
         " update_config"
@@ -139,8 +140,11 @@ def test_what_a_service_names_is_there() -> None:
             assert other in SERVICES
             assert how["condition"] in CONDITIONS
         for volume in service.get("volumes", ()):
-            source = volume.split(":")[0]
-            assert source.startswith("/") or source in FILE["volumes"]
+            if volume["type"] == "bind":
+                assert volume["source"].startswith("/")
+                assert volume["bind"] == {"create_host_path": False}
+            else:
+                assert (volume["type"], volume["source"] in FILE["volumes"]) == ("volume", True)
         for key in ("interval", "timeout", "start_period"):
             assert DURATION.fullmatch(service.get("healthcheck", {}).get(key, "1s"))
 
@@ -210,7 +214,7 @@ def test_a_replica_starts_server_and_engine_on_the_shared_directory(tmp_path: Pa
     server = (tmp_path / "lmcache.words").read_text().strip("\0").split("\0")
     engine = (tmp_path / "vllm.words").read_text().strip("\0").split("\0")
     root = json.loads(server[server.index("--l2-adapter") + 1])["adapter_params"]["root"]
-    mounts = [volume.split(":")[1] for volume in service["volumes"]]
+    mounts = [volume["target"] for volume in service["volumes"]]
     assert any(root.startswith(f"{mount}/") for mount in mounts)
     assert root in SERVICES["namespace"]["command"]
     assert engine[:3] == ["vllm", "serve", "/models/model"]
