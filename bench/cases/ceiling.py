@@ -192,6 +192,8 @@ def ours(
         cpu = one.cpu_seconds / (BATCH.total / 1e9)
         context.record(f"{operation}_cpu", cpu, "s/GB", repeat=number, note="", **fixed)
     if daemon is not None and daemon_after is not None:
+        spent = (daemon_after - daemon) / (2 * BATCH.total / 1e9)
+        context.record("mount_cpu", spent, "s/GB", repeat=number, note="", **fixed)
         busy = (sum(one.cpu_seconds for one in timed.values()) + daemon_after - daemon) / wall
         context.record("busy_cores", busy, "", repeat=number, note="", **fixed)
 
@@ -248,17 +250,18 @@ def plain(
 
 
 def limit(rows: Sequence[Row], operation: str, latency: float) -> str:
-    """What the cores allow, from measured processor time: ours alone, as if the mount cost none."""
+    """What the cores allow, from measured processor time of our process and the mount's."""
     cpu = values(rows, f"{operation}_cpu", side=OURS, latency_ms=latency)
     cores = values(rows, "cores")
     busy = values(rows, "busy_cores", side=OURS, latency_ms=latency)
+    mount = values(rows, "mount_cpu", side=OURS, latency_ms=latency)
     if not cpu or not cores:
         return ""
-    bound = cores[0] / median(cpu) * 1e3
-    text = f"ours takes {median(cpu):.2f} processor seconds per GB: {bound:.0f} MB/s at most here"
-    if busy:
-        text = f"{median(busy):.1f} of {cores[0]:.0f} cores busy, the mount's included; {text}"
-    return text
+    each = median(cpu) + (median(mount) if mount else 0.0)
+    text = f"{median(cpu):.2f} processor seconds per GB in our process"
+    text += f" and {median(mount):.2f} in the mount's" if mount else ""
+    text += f": {cores[0] / each * 1e3:.0f} MB/s at most on {cores[0]:.0f} cores"
+    return text + (f", of which {median(busy):.1f} were busy" if busy else "")
 
 
 def _bandwidth(rows: Sequence[Row]) -> list[Figure]:
@@ -281,7 +284,7 @@ def _bandwidth(rows: Sequence[Row]) -> list[Figure]:
                 lines.append(
                     (
                         *(f"{latency:g}", operation, side, threads, block),
-                        speed.text(0) if speed else "not measured",
+                        speed.text() if speed else "not measured",
                         cpu.text() if cpu else "not measured",
                     )
                 )

@@ -154,7 +154,7 @@ def _table(rows: Sequence[Row]) -> Table:
     for operation, title in OPERATIONS.items():
         for place in PLACES:
             found = [interval(rows, operation, adapter=name, place=place) for name in CONTENDERS]
-            cells = [f"{one.text(0)}" if one else "not measured" for one in found]
+            cells = [f"{one.text()}" if one else "not measured" for one in found]
             lines.append((title, place, *cells))
     return Table(("operation", "where", *(f"{name}, ms" for name in CONTENDERS)), tuple(lines))
 

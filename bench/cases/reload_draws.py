@@ -24,7 +24,7 @@ from bench.cases.reload_says import (
 from bench.core.adapters import CONTENDERS, FS, FS_NATIVE, OURS, TUNED
 from bench.core.case import Figure, Outcome, Row, Table
 from bench.core.select import by_param, choices, interval, ratio, texts, values, where
-from bench.core.statistics import median, slope_interval
+from bench.core.statistics import digits_of, median, slope_interval
 from bench.core.vllm_tier import VLLM_TIER
 from bench.report.plots import bars, curves
 
@@ -56,7 +56,7 @@ def _headline(rows: Sequence[Row]) -> list[Figure]:
                 (
                     f"{tokens}",
                     name,
-                    found.text(1) if found else "not measured",
+                    found.text() if found else "not measured",
                     f"{bound.limit('own calls'):.0f} ({bound.text()})" if bound else "",
                     *(_cell(points.get(latency, [])) for latency in SLOPE_LATENCIES),
                 )
@@ -119,7 +119,7 @@ def _batches(rows: Sequence[Row]) -> list[Figure]:
                 "bypassed, every loaded byte compared; ratios are contender over ours with 95 % "
                 "intervals, above 1 where ours is faster. Ours verifies checksums, the others "
                 "check nothing. fs_native is shown as LMCache ships it, with 4 workers, and with "
-                "32. Single times carry this machine's noise; ratios within a round do not.",
+                "32. Single times carry this machine's noise, ratios within a round less of it.",
                 draw=partial(_draw_batches, picked),
                 table=Table((*head, *(f"{name} / ours" for name in BESIDE[1:])), tuple(lines)),
             )
@@ -199,7 +199,8 @@ def _draw_sweep(rows: Sequence[Row], shares: Sequence[float], canvas: Any) -> No
             for name in CONTENDERS
         }
         title = "bandwidth: " + {1.0: "full", 0.5: "half", 0.25: "a quarter"}.get(share, str(share))
-        curves(axes, data, x="latency, ms", y="ms", log_x=True, log_y=True, title=title)
+        y = "lookup + load, ms"
+        curves(axes, data, x="latency, ms", y=y, log_x=True, log_y=True, title=title)
 
 
 def _lengths(rows: Sequence[Row]) -> list[Figure]:
@@ -229,7 +230,8 @@ def _draw_lengths(rows: Sequence[Row], chunks: Sequence[int], operation: str, ca
             for name in CONTENDERS
         }
         title = f"chunks of {chunk} tokens"
-        curves(axes, data, x="tokens", y="ms", log_x=True, log_y=True, title=title)
+        y = f"{OPERATION_NAMES[operation]}, ms"
+        curves(axes, data, x="tokens", y=y, log_x=True, log_y=True, title=title)
 
 
 def _tier(rows: Sequence[Row]) -> list[Figure]:
@@ -262,4 +264,5 @@ def _tier(rows: Sequence[Row]) -> list[Figure]:
 
 
 def _cell(repeats: Sequence[float]) -> str:
-    return f"{median(repeats):.2f}" if repeats else "not measured"
+    middle = median(repeats)
+    return f"{middle:.{digits_of(middle)}f}" if repeats else "not measured"

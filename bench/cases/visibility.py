@@ -242,7 +242,7 @@ def _settings(rows: Sequence[Row]) -> list[Figure]:
                     lines.append(
                         (
                             *(f"{latency:g}", f"{refresh:g}", f"{writers}", mode),
-                            middle.text(0),
+                            middle.text(),
                             f"{quantile(found, 1.0):.0f}",
                             f"{rate.estimate:.0f}" if rate else "not measured",
                         )
@@ -284,7 +284,7 @@ def _beside(rows: Sequence[Row]) -> list[Figure]:
     for latency in choices(picked, "latency_ms"):
         for name in choices(picked, "adapter"):
             found = interval(picked, "visible", latency_ms=latency, adapter=name)
-            text = found.text(1) if found else "not measured"
+            text = found.text() if found else "not measured"
             lines.append((f"{latency:g}", str(name), text))
     return [
         Figure(

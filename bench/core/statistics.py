@@ -33,10 +33,17 @@ class Interval:
     high: float
     rounds: int
 
-    def text(self, digits: int = 2) -> str:
+    def text(self) -> str:
+        """As many digits after the point as three significant ones of the estimate need, or two."""
+        digits = digits_of(self.estimate)
         if self.low == self.high or not np.isfinite(self.low):
             return f"{self.estimate:.{digits}f}"
-        return f"{self.estimate:.{digits}f} ({self.low:.{digits}f}-{self.high:.{digits}f})"
+        return f"{self.estimate:.{digits}f} ({self.low:.{digits}f} to {self.high:.{digits}f})"
+
+
+def digits_of(value: float) -> int:
+    """Digits after the point that are worth showing of a number of that size."""
+    return 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
 
 
 def median(values: Sequence[float]) -> float:

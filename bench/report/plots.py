@@ -47,7 +47,9 @@ def curves(
     log_y: bool = False,
     title: str = "",
 ) -> None:
-    """One line for each name through the medians, with intervals as bars."""
+    """One line for each name through the medians, with intervals as bars. A scale that is not
+    logarithmic begins at 0."""
+    data = {name: points for name, points in data.items() if any(map(len, points.values()))}
     for at, (name, points) in enumerate(data.items()):
         places = [place for place, repeats in points.items() if len(repeats)]
         found = [median_interval(points[place]) for place in places]
@@ -69,6 +71,8 @@ def curves(
         axes.minorticks_off()
     if log_y:
         logarithmic(axes)
+    elif data:
+        axes.set_ylim(bottom=0)
     finish(axes, x=x, y=y, title=title, legend=bool(data))
 
 
@@ -82,6 +86,7 @@ def bars(
     title: str = "",
 ) -> None:
     """Groups along x, in each a bar with its interval for each name. Name -> group -> repeats."""
+    data = {name: by_group for name, by_group in data.items() if any(by_group.values())}
     width = 0.8 / max(1, len(data))
     for at, (name, by_group) in enumerate(data.items()):
         shown = [
@@ -115,13 +120,21 @@ def logarithmic(axes: Any) -> None:
 
 def finish(axes: Any, *, x: str, y: str, title: str = "", legend: bool = True) -> None:
     axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    if _is_first(axes):
+        axes.set_ylabel(y)
     axes.set_title(title, fontsize=10)
     axes.grid(True, axis="y", alpha=0.3)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     if legend:
         axes.legend(fontsize=8, frameon=False)
+
+
+def _is_first(axes: Any) -> bool:
+    """Whether the scale is its own, or it stands left of all that share it."""
+    is_shared = len(axes.get_shared_y_axes().get_siblings(axes)) > 1
+    place = axes.get_subplotspec()
+    return not is_shared or place is None or bool(place.is_first_col())
 
 
 def _errors(found: Sequence[Interval]) -> list[list[float]]:

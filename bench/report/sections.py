@@ -114,8 +114,10 @@ def picture(figure: Figure) -> bytes | None:
 
 def measured_text(verdict: Verdict) -> str:
     """The measured value with its interval and unit, or that there is none."""
-    if verdict.outcome is Outcome.NOT_MEASURED or verdict.measured is None:
+    if verdict.outcome is Outcome.NOT_MEASURED:
         return "not measured"
+    if verdict.measured is None:
+        return "see the note"
     unit = f" {verdict.unit}" if verdict.unit else ""
     low, high = verdict.low, verdict.high
     if low is None or high is None or low == high or not math.isfinite(low):
