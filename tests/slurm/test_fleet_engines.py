@@ -38,6 +38,8 @@ def fleet(job: FleetJob) -> FleetJob:
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        # The first request for logprobs would have each engine compile a kernel, for a minute.
+        "TORCHDYNAMO_DISABLE": "1",
         "XDG_CACHE_HOME": str(job.folder / "cache"),
     }
     job.submit(settings, "--nodes=2", stubs=False)
