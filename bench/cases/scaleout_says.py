@@ -107,7 +107,11 @@ def _ratio(
 
 
 def _draw(figure: Any, *, rows: Sequence[Row], workload: str) -> None:
-    shown = (("ttft_mean", "mean TTFT, ms"), ("ttft_p99", "p99 TTFT, ms"), ("written", "GB"))
+    shown = (
+        ("ttft_mean", "time to first token, mean, ms"),
+        ("ttft_p99", "time to first token, p99, ms"),
+        ("written", "written, GB"),
+    )
     for place, (metric, label) in enumerate(shown, 1):
         axes = figure.add_subplot(1, len(shown), place)
         data = {
@@ -127,7 +131,7 @@ def _draw(figure: Any, *, rows: Sequence[Row], workload: str) -> None:
             }
             for directory in (PRIVATE, SHARED)
         }
-        curves(axes, data, x="replicas", y=label, title=metric)
+        curves(axes, data, x="replicas", y=label)
 
 
 def _table(rows: Sequence[Row], workload: str) -> Table:

@@ -23,7 +23,11 @@ COLOURS = {
 VARIANTS = {"ours": "#8cc0e8", "fs_native": "#eba7b0"}
 MARKERS = {"ours": "o", "fs_native": "s", "fs": "^", "fio": "D"}
 _OTHERS = ("#5f0f40", "#0f4c5c", "#fb8b24", "#386641", "#6d597a", "#bc4749")
+FIRST = "ours"
+"""Drawn wide: a line that lies on it is then seen as one."""
 DPI = 110
+TICKS_MAX = 6
+"""Up to so many places on a linear axis are named; with more the axis chooses."""
 
 Curves = Mapping[str, Mapping[Any, Sequence[float]]]
 """Name -> x -> repeats."""
@@ -60,13 +64,14 @@ def curves(
             label=name,
             color=colour(name, at),
             marker=MARKERS.get(name, "o"),
-            markersize=4,
-            linewidth=1.5,
+            markersize=7 if name == FIRST else 4,
+            linewidth=3.5 if name == FIRST else 1.5,
             capsize=3,
         )
+    ticks = sorted({_number(place) for points in data.values() for place in points})
     if log_x:
         axes.set_xscale("symlog" if _has_zero(data) else "log", **_linear(data))
-        ticks = sorted({_number(place) for points in data.values() for place in points})
+    if log_x or len(ticks) <= TICKS_MAX:
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
     if log_y:

@@ -87,7 +87,7 @@ def _gaps(saved: Saved) -> list[str]:
     gaps = [f"{'; '.join(dict.fromkeys(what))} ({why})" for why, what in left.items()]
     gaps += [f"{_listed(what)}: {why}" for why, what in found.items()]
     if not saved.origin.complete and saved.origin.failure not in found:
-        why = saved.origin.failure or "its process ended before it did"
+        why = saved.origin.failure or "it did not come to its end"
         gaps.append(f"the rest of the case: {why}")
     return gaps
 

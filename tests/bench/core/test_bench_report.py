@@ -143,7 +143,7 @@ def test_what_the_profile_leaves_out_and_what_was_not_run_is_said(run: Path) -> 
     save(run / "catalog.parquet", Saved(died, left))
     text = write([run], None, "python -m bench report").read_text()
     assert "Not measured: a; b; c; d; e (not part of the quick profile)" in text
-    assert "the rest of the case: its process ended before it did" in text
+    assert "the rest of the case: it did not come to its end" in text
     assert "Not run: visibility," in text
 
 
