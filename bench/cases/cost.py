@@ -59,7 +59,7 @@ class Cost:
             latencies = LATENCIES_MS if mount.throttled else (0.0,)
             for latency in set(LATENCIES_MS) - set(latencies):
                 context.missing("load", "ms", mount.why, latency_ms=latency)
-            context.progress.total(len(lengths) * len(adapters) * rounds)
+            context.progress.total(len(lengths) * len(adapters) * (rounds + 1))
             for name, adapter in itertools.product(lengths, adapters):
                 cell = f"{name}, {adapter}"
                 if context.cells.finished(cell) or not context.wants(adapter):

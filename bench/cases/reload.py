@@ -3,7 +3,8 @@
 Three parts: the batches of the acceptance targets at 0 and 1 ms; the slope, milliseconds of reload
 for each millisecond an operation takes; and the sweep over latency, bandwidth, prefix length and
 chunk size. Loads come from packs not held open. What the rows say is in
-reload_says.py and reload_draws.py.
+reload_says.py and reload_draws.py. `--only` takes contenders, and the parts batch, slope, sweep,
+length, tier.
 """
 
 from __future__ import annotations
@@ -55,11 +56,16 @@ class Reload:
     def run(self, context: Context) -> None:
         with mounted(context.folder) as mount:
             context.progress.total(_steps(context))
-            self._accepted(context, mount)
-            self._slopes(context, mount)
-            self._sweep(context, mount)
-            self._lengths(context, mount)
-            self._vllm_tier(context, mount)
+            parts = {
+                "batch": self._accepted,
+                "slope": self._slopes,
+                "sweep": self._sweep,
+                "length": self._lengths,
+                "tier": self._vllm_tier,
+            }
+            named = [name for name in parts if name in context.only]
+            for name in named or parts:
+                parts[name](context, mount)
 
     def figures(self, rows: Sequence[Row]) -> list[Figure]:
         return reload_draws.figures(rows)
@@ -95,7 +101,7 @@ class Reload:
         self, context: Context, mount: Mount, memory: Memory, cell: str, latency: float
     ) -> None:
         """Where our own time goes, in rounds of their own."""
-        if not context.wants(OURS):
+        if OURS not in _wanted(context, BESIDE):
             return
         cores = len(os.sched_getaffinity(0))
         with turns((OURS,), mount, f"{cell} profile", memory) as made:
@@ -235,7 +241,7 @@ class Reload:
 
     def _vllm_tier(self, context: Context, mount: Mount) -> None:
         """vLLM's own file tier beside ours; last, since importing vLLM takes its time."""
-        if not context.wants(VLLM_TIER):
+        if not (context.wants(VLLM_TIER) or context.wants("tier")):
             return
         for batch in (LARGE,) if context.quick else ACCEPTED:
             for latency in (0.0, 1.0):

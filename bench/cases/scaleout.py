@@ -70,6 +70,7 @@ class ScaleOut:
         if context.quick:
             others = ", ".join(name for name in POLICIES if name not in QUICK_POLICIES)
             context.left_out(f"chat, three times as many requests, more seeds, and {others}")
+            context.left_out("policies other than ttft with fewer replicas than the most")
         seeds = range(context.seed, context.seed + (1 if context.quick else 3))
         wanted = places(context)
         context.progress.total(len(wanted) * len(seeds))
@@ -166,16 +167,17 @@ def world_of(loading: Loading) -> World:
 
 
 def places(context: Context) -> list[Place]:
-    """Policies matter from two replicas on."""
+    """Policies matter from two replicas on; the quick profile compares them with the most."""
     policies = QUICK_POLICIES if context.quick else tuple(POLICIES)
     workloads = ("rag",) if context.quick else ("rag", "chat")
+    fewer = REPLICAS[-2] if context.quick else REPLICAS[0]
     return [
         Place(workload, policy, replicas, is_shared)
         for workload in workloads
         for replicas in REPLICAS
         for policy in policies
         for is_shared in (False, True)
-        if context.wants(policy) and (replicas > 1 or policy == policies[-1])
+        if context.wants(policy) and (policy == policies[-1] or replicas > fewer)
     ]
 
 

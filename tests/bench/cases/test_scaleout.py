@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.cases import scaleout, scaleout_says
 from bench.cases.scaleout import Place, places, world_of
-from bench.core.case import Outcome, Parameter, Row
+from bench.core.case import FULL, Outcome, Parameter, Row
 from bench.engine.stored import StoredTier, Stores
 from bench.workloads import rag
 from sharedfs_backend.economics import Loading
@@ -65,9 +66,11 @@ def test_the_load_grows_with_the_replicas() -> None:
 
 
 def test_every_policy_is_tried_from_two_replicas_on(tmp_path: Path, recorded: Recorded) -> None:
-    wanted = places(recorded.context(tmp_path))
-    assert len(wanted) == 2 + 3 * 3 * 2
-    assert {place.replicas for place in wanted if place.policy == "round-robin"} == {2, 4, 8}
+    quick = recorded.context(tmp_path)
+    assert len(places(quick)) == 2 + 2 * 2 + 3 * 2
+    assert {each.replicas for each in places(quick) if each.policy == "round-robin"} == {8}
+    full = places(replace(quick, profile=FULL))
+    assert {each.replicas for each in full if each.policy == "round-robin"} == {2, 4, 8}
     only = places(recorded.context(tmp_path, only=("ttft",)))
     assert {place.policy for place in only} == {"ttft"}
 
