@@ -35,6 +35,8 @@ class FaultyFiles:
         self._plans: list[_Plan] = []
         self._held: list[tuple[str, str, threading.Event, threading.Event]] = []
         self._lock = threading.Lock()
+        self.working = 0
+        """Calls that are being done now, those that wait for a `release` not among them."""
 
     def fail(
         self, op: str, kind: FailureKind, *, path: str = "", after: int = 0, times: int = 1 << 30
@@ -65,7 +67,16 @@ class FaultyFiles:
             release.wait()
         if kind is not None:
             raise FileFailure(kind, op, path, "planned by the test")
-        return work()
+        return self._worked(work)
+
+    def _worked(self, work: Callable[[], R]) -> R:
+        with self._lock:
+            self.working += 1
+        try:
+            return work()
+        finally:
+            with self._lock:
+                self.working -= 1
 
     def _planned(self, op: str, path: str) -> FailureKind | None:
         for plan in self._plans:
@@ -100,7 +111,7 @@ class FaultyFiles:
         try:
             self._do("close", handle.path, lambda: None)
         finally:
-            self.inner.close(handle)
+            self._worked(lambda: self.inner.close(handle))
 
     def unlink(self, path: str) -> None:
         self._do("unlink", path, lambda: self.inner.unlink(path))

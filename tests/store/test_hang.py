@@ -54,11 +54,13 @@ class Hanging:
         self.files._held.clear()
 
     def until(self, claim: Callable[[], bool], step: float = 0.0) -> None:
-        """Tick, moving the clock by `step` each time, until `claim` holds."""
+        """Tick, moving the clock by `step` each time, until `claim` holds. It stands while a call
+        is being done, which may take long on a network file system: only what is held hangs."""
         end = time.monotonic() + PATIENCE_SECONDS
         while not claim():
             assert time.monotonic() < end, self.store.stats()
-            self.runtime.time += step
+            if not self.files.working:
+                self.runtime.time += step
             self.store.tick()
             self.runtime.relieve()
             time.sleep(0.001)  # lets the workers have the interpreter
