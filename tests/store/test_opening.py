@@ -11,7 +11,7 @@ from sharedfs_backend import opening
 from sharedfs_backend.exceptions import NamespaceError
 from sharedfs_backend.files import FailureKind, FileFailure
 from sharedfs_backend.store import Store
-from tests.store.inline import Client, chunks_of, layout_of, quick_settings
+from tests.store.inline import Client, chunks_of, layout_of, quick_settings, settings_for
 
 
 @pytest.mark.parametrize("kind", [FailureKind.DENIED, FailureKind.NO_SPACE])
@@ -25,7 +25,7 @@ def test_a_mount_that_cannot_be_written_to_serves_loads(
         raise FileFailure(kind, "create", "probe", "planned by the test")
 
     monkeypatch.setattr(opening, "probe", refuse)
-    with Store(settings=quick_settings(tmp_path)) as store:
+    with Store(settings=settings_for(tmp_path, refresh_seconds=0.05)) as store:
         assert store.wait_current()
         buffers = [bytearray(len(data)) for data in chunks.values()]
         assert store.load(list(chunks), buffers, layout=layout_of(chunks)) == [True, True]
