@@ -25,9 +25,10 @@ def reason(decision: Decision, retries: int) -> bytes:
     `total` is the estimated time to first token; loading overlaps with queueing, so it is not the
     sum. `runner-up` is the next best replica and its total. `retries` stands there if there were
     some."""
-    queue_s, local_s, shared_s, compute_s, total_s = decision.costs[:5]
+    costs = decision.costs
     text = b"queue=%.1f;local=%.1f;shared=%.1f;compute=%.1f;total=%.1f" % (
-        1e3 * queue_s, 1e3 * local_s, 1e3 * shared_s, 1e3 * compute_s, 1e3 * total_s,
+        1e3 * costs.queue_s, 1e3 * costs.local_s, 1e3 * costs.shared_s,
+        1e3 * costs.compute_s, 1e3 * costs.total_s,
     )  # fmt: skip
     if decision.runner_up is not None:
         text += b";runner-up=%b" % decision.runner_up.encode()

@@ -37,7 +37,8 @@ def appraise(
         found.append(
             estimated(
                 prompt, gpu * trust, beyond, shared_tokens, common_tokens,
-                each.load.pressure(now), speed.prefill, speed.loading, constants,
+                each.load.pressure(now), speed.fixed_s, speed.token_s, speed.pair_s,
+                speed.loading, constants,
             )
         )  # fmt: skip
     return found

@@ -10,10 +10,12 @@ shared tier s more, and u are computed; W is the prefill it has before it. Loadi
 queueing; the shared part is used only where loading is quicker than computing. The cost is what
 choices compare: what a request occupies others wait for, and as many come while it waits as are
 there now (n). A prefix that nearly every request has is not charged to the one that brings it.
+What is made for every request has a written constructor: see `compiling`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from router.constants import Constants
@@ -38,7 +40,8 @@ class Held(NamedTuple):
     """What most recent requests share, from the prompt's start."""
 
 
-class Pressure(NamedTuple):
+@dataclass(init=False, slots=True, unsafe_hash=True)
+class Pressure:
     """What a replica has to do besides."""
 
     queue_s: float
@@ -49,8 +52,23 @@ class Pressure(NamedTuple):
     decodes: int
     kv_usage: float
 
+    def __init__(
+        self,
+        queue_s: float,
+        pending: int,
+        io_wait_s: float,
+        decodes: int,
+        kv_usage: float,
+    ) -> None:
+        self.queue_s = queue_s
+        self.pending = pending
+        self.io_wait_s = io_wait_s
+        self.decodes = decodes
+        self.kv_usage = kv_usage
 
-class Estimate(NamedTuple):
+
+@dataclass(init=False, slots=True, unsafe_hash=True)
+class Estimate:
     """Seconds and tokens; `total_s` is the TTFT."""
 
     queue_s: float
@@ -72,16 +90,47 @@ class Estimate(NamedTuple):
     spared_tokens: float
     """Those the shared tier has that computing gets sooner."""
 
-
-_new = tuple.__new__
-"""What a named tuple's own constructor calls, without the call around it."""
+    def __init__(
+        self,
+        queue_s: float,
+        local_s: float,
+        shared_s: float,
+        compute_s: float,
+        total_s: float,
+        cost_s: float,
+        slow: float,
+        prompt_tokens: int,
+        gpu_tokens: float,
+        host_tokens: float,
+        shared_tokens: float,
+        computed_tokens: float,
+        load_s: float,
+        spared_tokens: float,
+    ) -> None:
+        self.queue_s = queue_s
+        self.local_s = local_s
+        self.shared_s = shared_s
+        self.compute_s = compute_s
+        self.total_s = total_s
+        self.cost_s = cost_s
+        self.slow = slow
+        self.prompt_tokens = prompt_tokens
+        self.gpu_tokens = gpu_tokens
+        self.host_tokens = host_tokens
+        self.shared_tokens = shared_tokens
+        self.computed_tokens = computed_tokens
+        self.load_s = load_s
+        self.spared_tokens = spared_tokens
 
 
 def estimate(
     held: Held, pressure: Pressure, prefill: Prefill, loading: Loading, constants: Constants
 ) -> Estimate:
     """The estimate for one replica, with that replica's own learned costs."""
-    return estimated(*held, pressure, prefill, loading, constants)
+    return estimated(
+        *held, pressure, prefill.fixed_seconds, prefill.token_seconds, prefill.pair_seconds,
+        loading, constants,
+    )  # fmt: skip
 
 
 def estimated(
@@ -91,14 +140,15 @@ def estimated(
     shared_held: float,
     common: float,
     pressure: Pressure,
-    prefill: Prefill,
+    fixed_s: float,
+    token_s: float,
+    pair_s: float,
     loading: Loading,
     constants: Constants,
 ) -> Estimate:
-    """The same, for who has the fields of `Held` at hand: every request is appraised on every
-    replica, so a prefill's seconds stand here as a sum and not as a call."""
-    queue_s, pending, io_wait_s, decodes, kv_usage = pressure
-    fixed_s, token_s, pair_s = prefill.fixed_seconds, prefill.token_seconds, prefill.pair_seconds
+    """The same, for who has the fields of `Held` and of `Prefill` at hand: every request is
+    appraised on every replica, so a prefill's seconds stand here as a sum."""
+    queue_s = pressure.queue_s
     most = prompt - 1.0  # the last token is always computed
     gpu = gpu if gpu < most else most
     host = host if host < most - gpu else most - gpu
@@ -107,41 +157,46 @@ def estimated(
     busy_s = fixed_s + token_s * computed + pair_s * (computed * (prompt - computed / 2))
     load_s = spared = shared_s = local_s = 0.0
     if shared > 0:
-        rest_s = prefill.seconds(computed - shared, prompt)
+        rest_s = _seconds(fixed_s, token_s, pair_s, computed - shared, prompt)
         load_s = loading.seconds(shared)
         if load_s < busy_s - rest_s or not constants.is_load_gated:
             computed -= shared
             busy_s = rest_s
-            shared_s = io_wait_s + load_s
+            shared_s = pressure.io_wait_s + load_s
         else:
             shared, spared, load_s = 0.0, shared, 0.0
     else:
         shared = 0.0
     if host:
         local_s = host * loading.bytes_per_token / constants.host_bytes_per_second
-    slow = 1.0 + constants.decode_slowdown * decodes
+    slow = 1.0 + constants.decode_slowdown * pressure.decodes
     compute_s = slow * busy_s
     io_s = local_s + shared_s
     total_s = (io_s if io_s > queue_s else queue_s) + compute_s
 
-    others = constants.throughput_weight * (1 + pending)
+    others = constants.throughput_weight * (1 + pressure.pending)
     cost_s = total_s + others * (compute_s + load_s)
-    if kv_usage > PRESSURE_FROM:
-        cost_s += constants.pressure_seconds * (kv_usage - PRESSURE_FROM)
+    if pressure.kv_usage > PRESSURE_FROM:
+        cost_s += constants.pressure_seconds * (pressure.kv_usage - PRESSURE_FROM)
     if gpu + host > 0 and constants.retain_weight:
         alone = gpu + host - (shared_held if shared_held > common else common)
         if alone > 0:
-            saved = prefill.seconds(computed + alone, prompt) - busy_s
+            saved = _seconds(fixed_s, token_s, pair_s, computed + alone, prompt) - busy_s
             cost_s -= constants.retain_weight * saved
     missing = common - (prompt - computed)
     if missing > 0:
         missing = min(missing, computed - 1.0)
-        saved = slow * (busy_s - prefill.seconds(computed - missing, prompt))
+        rest_s = _seconds(fixed_s, token_s, pair_s, computed - missing, prompt)
+        saved = slow * (busy_s - rest_s)
         cost_s -= (1.0 + others) * saved
-    return _new(
-        Estimate,
-        (
-            queue_s, local_s, shared_s, compute_s, total_s, cost_s, slow,
-            prompt, gpu, host, shared, computed, load_s, spared,
-        ),
+    return Estimate(
+        queue_s, local_s, shared_s, compute_s, total_s, cost_s, slow,
+        prompt, gpu, host, shared, computed, load_s, spared,
     )  # fmt: skip
+
+
+def _seconds(
+    fixed_s: float, token_s: float, pair_s: float, computed: float, context: float
+) -> float:
+    """`Prefill.seconds`."""
+    return fixed_s + token_s * computed + pair_s * (computed * (context - computed / 2))

@@ -46,7 +46,7 @@ class Decided:
 
     __slots__ = (
         "_ask", "_blamed", "_decision", "_is_passed", "_is_stream", "_kind", "_on_usage",
-        "_received_at", "_row", "_sent_at", "_service", "_status", "_tried", "attempt",
+        "_received_at", "_row", "_scores", "_sent_at", "_service", "_status", "_tried", "attempt",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +61,7 @@ class Decided:
         on_usage: Callable[[Usage], None] | None = None,
     ) -> None:
         self._service = service
+        self._scores = service.scores
         self._on_usage = on_usage
         self._ask = ask
         self._kind = kind
@@ -75,7 +76,7 @@ class Decided:
 
     def sent(self, now: float) -> None:
         self._sent_at = now
-        self._service.scores.fleet.sent(self._decision.ticket, now)
+        self._scores.fleet.sent(self._decision.ticket, now)
 
     def head(self, status: int, headers: Sequence[Header], now: float) -> Attempt | None:
         replica = self._decision.replica
@@ -92,7 +93,7 @@ class Decided:
         self._passed_on(now)
         if not (self._is_stream and self._status < 400):
             return  # otherwise the first byte is not the first token
-        scores = self._service.scores
+        scores = self._scores
         scores.fleet.first_byte(self._decision.ticket, now)
         scores.first_token(self._decision, now - self._received_at, now - self._sent_at)
         self._row.ttft_seconds = now - self._received_at
@@ -107,9 +108,9 @@ class Decided:
             for name, why in self._blamed:
                 service.members.failed(name, why, now)
             service.members.answered(self._decision.replica)
-        service.scores.answered(self._kind, self._status)
+        self._scores.answered(self._kind, self._status)
         if self._status >= 400:
-            service.scores.fleet.released(self._decision.ticket, now)
+            self._scores.fleet.released(self._decision.ticket, now)
             self._row.outcome = str(self._status)
 
     def failed(self, failure: Failure, detail: str, now: float) -> Attempt | Reply:
@@ -117,9 +118,9 @@ class Decided:
         other = self._another(failure.value, now)
         if other is not None:
             return other
-        self._service.scores.fleet.released(self._decision.ticket, now)
+        self._scores.fleet.released(self._decision.ticket, now)
         status = 504 if failure is Failure.TIMEOUT else 502
-        self._service.scores.answered(self._kind, status)
+        self._scores.answered(self._kind, status)
         self._row.outcome = failure.value
         return answers.error(
             status,
@@ -134,7 +135,7 @@ class Decided:
         if self._status >= 400:
             return  # its reservation is closed
         usage = usage_of(tail)
-        self._service.scores.ended(self._ask, self._decision, usage, now)
+        self._scores.ended(self._ask, self._decision, usage, now)
         if self._on_usage is not None and usage is not None:
             self._on_usage(usage)
         self._row.outcome = "answered"
@@ -148,8 +149,8 @@ class Decided:
         self._close("abandoned", now)
 
     def _close(self, outcome: str, now: float) -> None:
-        self._service.scores.fleet.released(self._decision.ticket, now)
-        self._service.scores.cut(self._decision.replica, outcome)
+        self._scores.fleet.released(self._decision.ticket, now)
+        self._scores.cut(self._decision.replica, outcome)
         self._row.outcome = outcome
 
     def _another(self, why: str, now: float) -> Attempt | None:
@@ -158,11 +159,11 @@ class Decided:
             return None
         last = self._decision
         self._tried |= {last.replica}
-        self._service.scores.fleet.released(last.ticket, now)
+        self._scores.fleet.released(last.ticket, now)
         decision = self._service.choose(self._ask, now, self._tried)
         if not isinstance(decision, Decision):
             return None
-        self._service.scores.retried(last.replica, why)
+        self._scores.retried(last.replica, why)
         return self._take(decision, now)
 
     def _take(self, decision: Decision, now: float) -> Attempt:
@@ -171,6 +172,6 @@ class Decided:
         self._decision = decision
         self._sent_at = now
         text = answers.reason(decision, len(self._tried))
-        self._row = service.scores.decided(self._ask, decision, self._kind, text)
+        self._row = self._scores.decided(self._ask, decision, self._kind, text)
         self.attempt = service.routes.attempt(decision.replica, text)
         return self.attempt

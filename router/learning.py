@@ -110,15 +110,23 @@ class Filter:
 
 
 class Speed:
-    """One replica's costs: `prefill` and `loading` are current, and change with each sample."""
+    """One replica's costs: c0 to c2 and `loading` are current, and change with each sample."""
 
     def __init__(self, prefill: Prefill, loading: Loading) -> None:
-        self.prefill = prefill
+        self.fixed_s = prefill.fixed_seconds
+        self.token_s = prefill.token_seconds
+        self.pair_s = prefill.pair_seconds
         self.loading = loading
-        self._prefill_start = prefill
+        self._fixed_start, self._token_start = self.fixed_s, self.token_s
+        self._pair_start = self.pair_s
         self._loading_start = loading
         self._prefill_filter = Filter(PREFILL_MEMORY, PREFILL_CLIP)
         self._loading_filter = Filter(LOADING_MEMORY, LOADING_CLIP)
+
+    @property
+    def prefill(self) -> Prefill:
+        """c0 to c2 as one value."""
+        return Prefill(self.fixed_s, self.token_s, self.pair_s)
 
     @property
     def prefills(self) -> int:
@@ -132,11 +140,13 @@ class Speed:
 
     def saw_prefill(self, computed: float, context: float, seconds: float) -> None:
         """Computing took `seconds` of undisturbed GPU time."""
-        start, known = self._prefill_start, self._prefill_filter
-        fixed, token, pair = start.fixed_seconds, start.token_seconds, start.pair_seconds
+        known = self._prefill_filter
+        fixed, token, pair = self._fixed_start, self._token_start, self._pair_start
         pairs = computed * (context - computed / 2)
         known.learn(fixed, token * computed, pair * pairs, seconds if seconds > 0.0 else 0.0)
-        self.prefill = Prefill(fixed * known.first, token * known.second, pair * known.third)
+        self.fixed_s = fixed * known.first
+        self.token_s = token * known.second
+        self.pair_s = pair * known.third
 
     def saw_load(self, tokens: float, seconds: float) -> None:
         """Loading `tokens` from the shared tier took `seconds`."""

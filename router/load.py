@@ -16,8 +16,6 @@ USUAL_MEMORY = 0.95
 FOREIGN_SECONDS = 30.0
 """After this long without a scrape, what was said of others' requests no longer counts."""
 
-_new = tuple.__new__
-
 
 class Load:
     """Open tickets of one replica, and what is inferred from them."""
@@ -88,11 +86,8 @@ class Load:
                 waiting += self._foreign_waiting
                 queue_s += self._foreign_waiting * self.usual_s
             decodes += self._foreign_decodes
-        io_wait_s = self.io_free_at - now
-        return _new(
-            Pressure,
-            (queue_s, waiting, io_wait_s if io_wait_s > 0.0 else 0.0, decodes, self.kv_usage),
-        )
+        wait_s = self.io_free_at - now
+        return Pressure(queue_s, waiting, wait_s if wait_s > 0.0 else 0.0, decodes, self.kv_usage)
 
     def add(self, ticket: Ticket, now: float) -> None:
         """Reserves."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from router.estimate import Estimate
 from router.tickets import Ticket
-from router.values import value
 
 
 class ReplicaState(enum.Enum):
@@ -24,7 +23,7 @@ class ReplicaState(enum.Enum):
     HALF_OPEN = "half-open"  # takes one request, to see
 
 
-@value
+@dataclass(init=False, slots=True, unsafe_hash=True)
 class Decision:
     """A replica chosen, and already reserved under `ticket`."""
 
@@ -43,6 +42,28 @@ class Decision:
     loads_shared: bool
     """False: the engine should not load; computing is as fast, or there is nothing."""
     ticket: Ticket
+
+    def __init__(
+        self,
+        replica: str,
+        costs: Estimate,
+        runner_up: str | None,
+        runner_up_total_s: float | None,
+        local_tokens: int,
+        dram_tokens: int,
+        shared_tokens: int,
+        loads_shared: bool,
+        ticket: Ticket,
+    ) -> None:
+        self.replica = replica
+        self.costs = costs
+        self.runner_up = runner_up
+        self.runner_up_total_s = runner_up_total_s
+        self.local_tokens = local_tokens
+        self.dram_tokens = dram_tokens
+        self.shared_tokens = shared_tokens
+        self.loads_shared = loads_shared
+        self.ticket = ticket
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
@@ -24,7 +24,6 @@ from msgspec.json import Decoder
 
 from router.asks import Ask
 from router.canonical import TOKEN_BYTES, as_bytes, as_json, canonical
-from router.values import value
 
 BLOCK_BYTES = 512
 """About 128 tokens of English: a system prompt has several, a 128k-token prompt 1,000."""
@@ -55,6 +54,11 @@ _EVERYWHERE = (
 """Fields that change the prompt, or who may reuse it, from its beginning."""
 _EVERYWHERE_NAMES = frozenset(_EVERYWHERE)
 
+NO_FIELDS: Mapping[str, Any] = {}
+_SEEDS_MAX = 256  # clients may ask for any model
+_seeds: dict[tuple[str, bool], int] = {}
+"""Of requests that change nothing from their beginning: most."""
+
 _hash = xxhash.xxh3_64_intdigest
 _decode = Decoder().decode
 
@@ -62,27 +66,53 @@ _CUT = Struct(f"{BLOCK_BYTES}s")
 """Cuts a prompt into blocks for less than slicing it does."""
 
 
-@value
+@dataclass(init=False, slots=True)
 class Parsed:
     """A request's body, read once. Drop it when the request is decided: `fields` is a copy."""
 
-    model: str = ""
-    stream: bool = False
-    output_tokens: int | None = None
+    model: str
+    stream: bool
+    output_tokens: int | None
     """The smallest limit on generated tokens the request names."""
-    ask_blocks: list[int] = field(default_factory=list)
-    block_bytes: int = BLOCK_BYTES
-    canonical_bytes: int = 0
-    token_count: int | None = None
+    ask_blocks: list[int]
+    block_bytes: int
+    canonical_bytes: int
+    token_count: int | None
     """The prompt's tokens where it was given as token ids: exact."""
-    wants_usage: bool = False
+    wants_usage: bool
     """Whether the answer, as asked for, will end with its usage."""
-    affinity: int = 0
+    affinity: int
     """`prompt_cache_key` where the client sends one, else the first block (or all of less)."""
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any]
     """The decoded body."""
-    error: str | None = None
+    error: str | None
     """Why the body is no request; everything else is then empty."""
+
+    def __init__(
+        self,
+        model: str = "",
+        stream: bool = False,
+        output_tokens: int | None = None,
+        ask_blocks: list[int] | None = None,
+        block_bytes: int = BLOCK_BYTES,
+        canonical_bytes: int = 0,
+        token_count: int | None = None,
+        wants_usage: bool = False,
+        affinity: int = 0,
+        fields: Mapping[str, Any] = NO_FIELDS,
+        error: str | None = None,
+    ) -> None:
+        self.model = model
+        self.stream = stream
+        self.output_tokens = output_tokens
+        self.ask_blocks = [] if ask_blocks is None else ask_blocks
+        self.block_bytes = block_bytes
+        self.canonical_bytes = canonical_bytes
+        self.token_count = token_count
+        self.wants_usage = wants_usage
+        self.affinity = affinity
+        self.fields = fields
+        self.error = error
 
 
 def parse(
@@ -174,11 +204,17 @@ def token_seed(adapter: str, cache_salt: str) -> int:
 
 def _seed(fields: Mapping[str, Any], model: str, is_tokens: bool) -> int:
     """What the chain starts from: equal only where prefixes may be shared at all."""
+    if _EVERYWHERE_NAMES.isdisjoint(fields):
+        known = _seeds.get((model, is_tokens))
+        if known is None:
+            if len(_seeds) >= _SEEDS_MAX:
+                _seeds.clear()
+            known = _seeds[model, is_tokens] = _hash(as_bytes(f"{model}\0{is_tokens}"))
+        return known
     text = f"{model}\0{is_tokens}"
-    if not _EVERYWHERE_NAMES.isdisjoint(fields):
-        for name in _EVERYWHERE:
-            if name in fields:
-                text += f"\0{name}\0{as_json(fields[name])}"
+    for name in _EVERYWHERE:
+        if name in fields:
+            text += f"\0{name}\0{as_json(fields[name])}"
     return _hash(as_bytes(text))
 
 
@@ -190,9 +226,12 @@ def _affinity(fields: Mapping[str, Any], data: bytes, seed: int, blocks: Sequenc
 
 
 def _output_tokens(fields: Mapping[str, Any]) -> int | None:
-    names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-    limits = [limit for name in names if type(limit := fields.get(name)) is int and limit >= 0]
-    return min(limits, default=None)
+    least: int | None = None
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        limit = fields.get(name)
+        if type(limit) is int and limit >= 0 and (least is None or limit < least):
+            least = limit
+    return least
 
 
 def _includes_usage(fields: Mapping[str, Any]) -> bool:

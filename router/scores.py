@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from router.asks import Ask, Usage
 from router.fleet import Fleet
-from router.history import SOURCES, History, Row
+from router.history import SOURCES, Bucket, History, Row
 from router.outcome import Decision
 from router.prefix import TOKENS_PER_BYTE
 from router.tally import Tally
@@ -47,20 +47,20 @@ class Scores:
         wall = self._wall()
         bucket = self.history.at(wall)
         bucket.requests += 1
-        expected = (decision.local_tokens, decision.dram_tokens, decision.shared_tokens)
-        known = sum(expected)
+        known = decision.local_tokens + decision.dram_tokens + decision.shared_tokens
         if known:
-            for place, count in enumerate(expected):
-                if count:
-                    bucket.tokens[place] += count
-                    self.tally.count(SOURCE_SERIES[place], count)
-        computed = ask.prompt_tokens - known
-        if computed > 0:
-            bucket.tokens[3] += computed
-            self.tally.count(SOURCE_SERIES[3], computed)
+            self._expected(bucket, 0, decision.local_tokens)
+            self._expected(bucket, 1, decision.dram_tokens)
+            self._expected(bucket, 2, decision.shared_tokens)
+        self._expected(bucket, 3, ask.prompt_tokens - known)
         row = Row(wall, kind, ask.model, ask.prompt_tokens, known, decision.replica, reason)
         self.history.decided(row)
         return row
+
+    def _expected(self, bucket: Bucket, place: int, tokens: int) -> None:
+        if tokens > 0:
+            bucket.tokens[place] += tokens
+            self.tally.count(SOURCE_SERIES[place], tokens)
 
     def first_token(self, decision: Decision, ttft_seconds: float, answer_seconds: float) -> None:
         """`ttft_seconds` since the request was here, `answer_seconds` since it was sent on."""

@@ -8,10 +8,9 @@ how a client's leaving is noticed. It must not know replicas, decisions or how r
 from __future__ import annotations
 
 import asyncio
-import enum
 import socket
 import struct
-from typing import cast
+from typing import Final, cast
 
 from router.relay.common import Common, Incoming
 from router.relay.exchange import Reply
@@ -21,25 +20,25 @@ from router.relay.reader import Reader
 from router.relay.transfer import Transfer
 
 
-class Phase(enum.IntEnum):
-    """What the connection waits for."""
+class Phase:
+    """What the connection waits for. Plain integers: compared several times for each request."""
 
-    IDLE = 0  # the next request
-    HEAD = 1  # the rest of a head
-    BODY = 2  # the rest of a body
-    BUSY = 3  # an answer
-    LEAVING = 4  # what is left to write, or to be thrown away
+    IDLE: Final = 0  # the next request
+    HEAD: Final = 1  # the rest of a head
+    BODY: Final = 2  # the rest of a body
+    BUSY: Final = 3  # an answer
+    LEAVING: Final = 4  # what is left to write, or to be thrown away
 
 
-class Client(asyncio.Protocol):
-    """Speaks HTTP/1.1 to one client."""
+class Client:
+    """Speaks HTTP/1.1 to one client. An `asyncio.Protocol`, but not by descent: see `compiling`."""
 
     def __init__(self, common: Common) -> None:
         self._common = common
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made
         self.is_paused = False
         self._paused_since = 0.0
-        self._phase = Phase.IDLE
+        self._phase: int = Phase.IDLE
         self._since = 0.0
         self._transfer: Transfer | None = None
         self._is_deaf = False

@@ -2,7 +2,7 @@
 
 Plain state on one event loop's thread; nothing here does I/O. The protocols break the circle
 between a client's connection, a request on its way and a replica's connection: each knows only
-these few calls of its neighbour.
+these few calls of its neighbour. Constructors are written out: see `compiling`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from router.relay.exchange import Director, Header, Request
@@ -24,15 +23,24 @@ if TYPE_CHECKING:
 log = logging.getLogger("router.relay")
 
 
-@dataclass(slots=True)
 class Incoming:
     """A request together with what only this connection has to know about it."""
 
-    request: Request
-    is_http10: bool
-    keeps_alive: bool
-    expects_continue: bool = False
-    has_body: bool = False
+    __slots__ = ("expects_continue", "has_body", "is_http10", "keeps_alive", "request")
+
+    def __init__(
+        self,
+        request: Request,
+        is_http10: bool,
+        keeps_alive: bool,
+        expects_continue: bool = False,
+        has_body: bool = False,
+    ) -> None:
+        self.request = request
+        self.is_http10 = is_http10
+        self.keeps_alive = keeps_alive
+        self.expects_continue = expects_continue
+        self.has_body = has_body
 
 
 class ResponseSink(Protocol):
@@ -58,21 +66,28 @@ class ResponseSink(Protocol):
         """The connection came to nothing before a head was passed on."""
 
 
-@dataclass(slots=True)
 class Common:
     """One relay's state."""
 
-    director: Director
-    limits: Limits
-    now: Callable[[], float]
-    loop: asyncio.AbstractEventLoop
-    pool: Pool
-    clients: set[Client] = field(default_factory=set)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    bodies_bytes: int = 0
-    is_draining: bool = False
-    nobody_left: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the last client leaves; only `drain` waits for it."""
+    def __init__(
+        self,
+        director: Director,
+        limits: Limits,
+        now: Callable[[], float],
+        loop: asyncio.AbstractEventLoop,
+        pool: Pool,
+    ) -> None:
+        self.director = director
+        self.limits = limits
+        self.now = now
+        self.loop = loop
+        self.pool = pool
+        self.clients: set[Client] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.bodies_bytes = 0
+        self.is_draining = False
+        self.nobody_left = asyncio.Event()
+        """Set when the last client leaves; only `drain` waits for it."""
 
     def release(self, incoming: Incoming) -> None:
         """The body is needed no more: no attempt will follow."""

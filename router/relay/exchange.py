@@ -5,33 +5,50 @@ The relay calls a `Director` once for each request, when its body is complete, a
 `broken`, `abandoned`, or a `failed` that answers with a `Reply` is the last call. Times are seconds
 of one monotonic clock. All calls come on the event loop's thread.
 
-It must not know replicas' names for load, prefixes or policies, and does no I/O.
+It must not know replicas' names for load, prefixes or policies, and does no I/O. Values made for
+every request have written constructors: see `compiling`.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
-
-from router.values import value
 
 Header = tuple[bytes, bytes]
 """Name and value as bytes; names of parsed requests are in lower case."""
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True)
 class Request:
     """A request as it came. `body` holds the received pieces, in order, unjoined."""
 
     method: bytes
     target: bytes
     headers: Sequence[Header]
-    body: list[bytes] = field(default_factory=list)
-    body_bytes: int = 0
-    received_at: float = 0.0
-    client: str = ""
+    body: list[bytes]
+    body_bytes: int
+    received_at: float
+    client: str
+
+    def __init__(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: Sequence[Header],
+        body: list[bytes] | None = None,
+        body_bytes: int = 0,
+        received_at: float = 0.0,
+        client: str = "",
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.body = [] if body is None else body
+        self.body_bytes = body_bytes
+        self.received_at = received_at
+        self.client = client
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, by its name in lower case."""
@@ -47,24 +64,44 @@ class Reply:
     headers: tuple[Header, ...] = ((b"content-type", b"application/json"),)
 
 
-@value
+@dataclass(init=False, slots=True, unsafe_hash=True)
 class Attempt:
-    """Where to send the request, and what to add."""
+    """Where to send the request, and what to add. Nobody assigns its fields."""
 
     host: str
     port: int
-    is_tls: bool = False
-    path_prefix: bytes = b""
+    is_tls: bool
+    path_prefix: bytes
     """Put before the request's target (a replica's URL may have a path)."""
-    request_headers: tuple[Header, ...] = ()
+    request_headers: tuple[Header, ...]
     """Replace the request's own of the same name, or are added (the replicas' key)."""
-    response_headers: tuple[Header, ...] = ()
+    response_headers: tuple[Header, ...]
     """Added to the answer (why this replica)."""
-    body: tuple[bytes, ...] | None = None
+    body: tuple[bytes, ...] | None
     """Sent instead of the request's body, where the decision had to change it."""
-    first_byte_seconds_max: float | None = None
+    first_byte_seconds_max: float | None
     """Without the answer's first body byte for this long the attempt has failed; None waits for
     ever. (An engine sends the head of a stream long before its first token.)"""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        is_tls: bool = False,
+        path_prefix: bytes = b"",
+        request_headers: tuple[Header, ...] = (),
+        response_headers: tuple[Header, ...] = (),
+        body: tuple[bytes, ...] | None = None,
+        first_byte_seconds_max: float | None = None,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.is_tls = is_tls
+        self.path_prefix = path_prefix
+        self.request_headers = request_headers
+        self.response_headers = response_headers
+        self.body = body
+        self.first_byte_seconds_max = first_byte_seconds_max
 
 
 class Failure(enum.Enum):

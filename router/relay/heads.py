@@ -34,6 +34,10 @@ STATUS_LINES = {
 }
 
 
+_AUTHORITIES_MAX = 4096  # replicas come and go
+_authorities: dict[tuple[str, int, bool], bytes] = {}
+
+
 class Refused(Exception):
     """A request this relay does not take; `reply` says why."""
 
@@ -105,17 +109,25 @@ def origin_target(target: bytes) -> bytes:
 
 def named_by_connection(headers: Sequence[Header]) -> frozenset[bytes]:
     """Headers the sender calls hop-by-hop beyond the usual ones."""
-    names: set[bytes] = set()
+    names: set[bytes] | None = None
     for name, value in headers:
         if name == b"connection" and value.lower() not in PLAIN_CONNECTION:
-            names.update(part.strip(b" \t").lower() for part in value.split(b","))
-    return frozenset(names - FRAMING) if names else NO_NAMES
+            named = {part.strip(b" \t").lower() for part in value.split(b",")}
+            names = named if names is None else names | named
+    return NO_NAMES if names is None else frozenset(names - FRAMING)
 
 
 def authority(host: str, port: int, is_tls: bool) -> bytes:
     """A host header's value."""
-    name = f"[{host}]" if ":" in host else host
-    return name.encode() if port == (443 if is_tls else 80) else f"{name}:{port}".encode()
+    place = (host, port, is_tls)
+    known = _authorities.get(place)
+    if known is None:
+        name = f"[{host}]" if ":" in host else host
+        known = (name if port == (443 if is_tls else 80) else f"{name}:{port}").encode()
+        if len(_authorities) >= _AUTHORITIES_MAX:
+            _authorities.clear()
+        _authorities[place] = known
+    return known
 
 
 def request_head(request: Request, attempt: Attempt, body_bytes: int) -> bytes:

@@ -10,6 +10,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Any, cast
 
 from router.relay.limits import Limits
 from router.relay.upstream import Upstream
@@ -62,7 +63,7 @@ class Pool:
         upstream = Upstream(self, key)
         try:
             async with asyncio.timeout(self.limits.connect_seconds):
-                await loop.create_connection(lambda: upstream, host, port, ssl=tls)
+                await loop.create_connection(lambda: cast(Any, upstream), host, port, ssl=tls)
         except BaseException:
             # A connection that was made but not awaited to the end never says that it is lost.
             upstream.give_up()

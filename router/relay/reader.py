@@ -71,8 +71,8 @@ class Reader:
             elif had_body and self.incoming is not None:
                 limit = CHUNKING_FACTOR_MAX * self._common.limits.body_bytes_max
                 self._count_wire(len(data), limit, 413)
-        except Refused as error:
-            self._refuse(error.reply)
+        except Refused as refused:
+            self._refuse(refused.reply)
         except HttpParserCallbackError as error:
             cause = error.__context__
             if isinstance(cause, Refused):
@@ -150,9 +150,10 @@ class Reader:
         self.is_in_head = False
         self._wire_bytes = 0
         common, limits, headers = self._common, self._common.limits, self._headers
-        if len(headers) > limits.headers_max or limits.head_bytes_max < len(self._url) + sum(
-            len(name) + len(value) + 4 for name, value in headers
-        ):
+        size = len(self._url)
+        for name, value in headers:
+            size += len(name) + len(value) + 4
+        if len(headers) > limits.headers_max or size > limits.head_bytes_max:
             raise Refused(431, "head too large")
         method = self._parser.get_method()
         if method == b"CONNECT":

@@ -11,6 +11,7 @@ import contextlib
 import ssl
 import time
 from collections.abc import Callable
+from typing import Any, cast
 
 from router.relay.client import Client
 from router.relay.common import Common
@@ -120,6 +121,10 @@ async def serve(
     loop = asyncio.get_running_loop()
     common = Common(director, limits, now, loop, Pool(limits, now, tls))
     server = await loop.create_server(
-        lambda: Client(common), host, port, reuse_port=reuse_port or None, backlog=BACKLOG
+        lambda: cast(Any, Client(common)),
+        host,
+        port,
+        reuse_port=reuse_port or None,
+        backlog=BACKLOG,
     )
     return RelayServer(common, server)

@@ -28,10 +28,13 @@ TAIL_BYTES = 4096
 TAIL_PIECES = 8
 """Body pieces remembered for the tail. An SSE stream ends in the usage's event and [DONE]."""
 LAST_CHUNK = b"0\r\n\r\n"
+JOINED_BYTES_MAX = 8192
+"""Bodies up to here are copied behind their head: cheaper than a write of two pieces."""
 
 
-class Upstream(asyncio.Protocol):
-    """Serves one response at a time; between two it rests in the pool."""
+class Upstream:
+    """Serves one response at a time; between two it rests in the pool. An `asyncio.Protocol`, but
+    not by descent: see `compiling`."""
 
     def __init__(self, pool: Pool, key: Key) -> None:
         self.pool = pool
@@ -44,6 +47,7 @@ class Upstream(asyncio.Protocol):
         self.on_body: Callable[[bytes], None] = self.tail.append
         self._is_paused = False
         self._is_given_up = False
+        self._is_parser_kept = False
 
     # -- one response ---------------------------------------------------------------------------
 
@@ -66,8 +70,13 @@ class Upstream(asyncio.Protocol):
         self.payload: list[bytes] | None = [] if is_unchunked else None
         self.tail.clear()
         self.on_body = self.tail.append if self.payload is None else self.payload.append
-        self.parser = HttpResponseParser(self)
-        self.transport.writelines(pieces)
+        if not self._is_parser_kept:
+            self.parser = HttpResponseParser(self)
+        self._is_parser_kept = False
+        if len(pieces) == 2 and len(pieces[1]) <= JOINED_BYTES_MAX:
+            self.transport.write(pieces[0] + pieces[1])
+        else:
+            self.transport.writelines(pieces)
 
     def pass_to(self, client: asyncio.Transport) -> None:
         """From here on body bytes go to `client`."""
@@ -209,8 +218,11 @@ class Upstream(asyncio.Protocol):
                 is_over = self.remaining == 0
             self.tail.append(data)
             has_body = bool(data)
-        if head:
-            self.client.writelines((head, data))  # One packet, not two.
+        if head:  # One packet, not two.
+            if len(data) <= JOINED_BYTES_MAX:
+                self.write(head + data)
+            else:
+                self.client.writelines((head, data))
         elif data:
             self.write(data)
         if has_body and not self.has_body:
@@ -228,6 +240,8 @@ class Upstream(asyncio.Protocol):
         keeps = self.keeps_alive and is_clean and not self.has_excess
         if keeps and not self.transport.is_closing() and not self.transport.get_write_buffer_size():
             self.resume()
+            # Its parser has seen this response's end, and can read the next one. Others have not.
+            self._is_parser_kept = self.is_complete and self.payload is None
             self.pool.give_back(self)
         else:
             self.transport.abort()
