@@ -137,7 +137,9 @@ def _expected(cases: Sequence[Case], profile: str) -> str:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Its status. An interrupt reaches the case's process too, which saves before it ends."""
+    """Its status. An interrupt reaches the case's process too, which saves before it ends; a
+    termination is passed on."""
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     while True:
         try:
             return process.wait()
@@ -145,9 +147,15 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
             continue
 
 
+def _interrupted(*_: object) -> None:
+    """A termination ends a case as an interrupt does: saved, unmounted, its scratch removed."""
+    raise KeyboardInterrupt
+
+
 def _run_one(found: Registry, name: str, order: Order, folder: Path) -> int:
     case = found.cases[name]
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, _interrupted)
     err.print(f"[bold]{name}[/bold]: {case.question} {_expected([case], order.profile)}")
     try:
         with Shown(name) as progress:

@@ -75,7 +75,7 @@ class Ceiling:
 
     name = "ceiling"
     question = "How close do load and store come to fio on the same mount?"
-    minutes: Mapping[str, float] = {QUICK: 1.5, FULL: 5}
+    minutes: Mapping[str, float] = {QUICK: 0.8, FULL: 5}
     needs: tuple[str, ...] = ("fio",)
 
     def run(self, context: Context) -> None:

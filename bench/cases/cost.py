@@ -46,7 +46,7 @@ class Cost:
 
     name = "cost"
     question = "What does storing cost, from which hit rate and which length does a reload pay?"
-    minutes: Mapping[str, float] = {QUICK: 2.5, FULL: 25}
+    minutes: Mapping[str, float] = {QUICK: 0.8, FULL: 25}
     needs: tuple[str, ...] = ()
 
     def run(self, context: Context) -> None:
@@ -133,8 +133,10 @@ class Rig:
         self._mount.apply(Conditions())
         self._remove()
         problem = ""
-        if first.stored_chunks != len(chunks) or engine.failed_stores:
-            problem = f"{first.stored_chunks} of {len(chunks)} chunks were stored"
+        if engine.failed_stores:
+            problem = "a store failed"
+        elif first.stored_chunks != len(chunks):
+            problem = f"{first.stored_chunks} of {len(chunks)} chunks were given to the tier"
         elif again.l2_chunks != len(chunks):
             problem = f"{again.l2_chunks} of {len(chunks)} chunks were loaded"
         engine.failed_stores = 0

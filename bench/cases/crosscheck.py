@@ -61,7 +61,7 @@ class Crosscheck:
 
     name = "crosscheck"
     question = "Do the contenders come in the same order on a real network file system?"
-    minutes: Mapping[str, float] = {QUICK: 1, FULL: 3}
+    minutes: Mapping[str, float] = {QUICK: 0.6, FULL: 3}
     needs: tuple[str, ...] = ("throttle", "glusterfs")
 
     def run(self, context: Context) -> None:

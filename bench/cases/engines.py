@@ -38,6 +38,7 @@ BLOCKS = 70
 L1_GIB = 0.2
 """Of LMCache's memory: three prompts."""
 LATENCIES = (0.0, 1.0, 10.0)
+DECODINGS = 4
 PROMPTS_MIN = 4
 """At each condition; fewer would still lie in the caches when they are asked for again."""
 
@@ -60,24 +61,19 @@ SETUPS = (
 )
 
 
-QUICK_SETUPS = (Setup(OURS, "local"),)
-"""A pair takes a minute to start: what ours does is seen, beside what is for the full profile."""
-
-
 class Engines:
     """See the module's text."""
 
     name = "engines"
     question = "What do two real engines gain, what does storing cost them, and does decoding slow?"
-    minutes: Mapping[str, float] = {QUICK: 5, FULL: 25}
+    minutes: Mapping[str, float] = {QUICK: 0.1, FULL: 25}
     needs: tuple[str, ...] = ("lmcache",)
 
     def run(self, context: Context) -> None:
-        setups = QUICK_SETUPS if context.quick else SETUPS
-        if context.quick:
-            context.left_out("engines with fs_native, with private directories and without a tier")
-            context.left_out("engines on a mount with 0, 1 and 10 ms per operation")
-        chosen = [setup for setup in setups if context.wants(setup.contender)]
+        if context.quick:  # a pair takes a minute to start, and one says nothing without its peers
+            context.left_out("real engines: python -m bench run engines --full")
+            return
+        chosen = [setup for setup in SETUPS if context.wants(setup.contender)]
         context.progress.total(len(chosen))
         try:
             model = ensure_model_apart(REPOSITORY / ".demo" / "model")
@@ -124,7 +120,7 @@ class Session:
 
     def run(self) -> None:
         latencies = LATENCIES if self._setup.place == "mount" else (0.0,)
-        prompts = max(PROMPTS_MIN, 3 if self._context.quick else self._context.rounds)
+        prompts = max(PROMPTS_MIN, self._context.rounds)
         for replica in (self._first, self._second):
             for length in (100, 200):
                 replica.complete(tokens(f"warm {replica.name} {length}", length), tokens_max=4)
@@ -189,8 +185,7 @@ class Session:
 
     def _decoding(self, latency: float) -> None:
         """Gaps between tokens on A, B being busy with prompts that are stored and loaded."""
-        rounds = 2 if self._context.quick else 4
-        for number in range(rounds):
+        for number in range(DECODINGS):
             with self._busy_neighbour():
                 done: Completion = self._first.complete(
                     self._prompt(256), tokens_max=DECODED_TOKENS

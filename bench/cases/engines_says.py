@@ -152,7 +152,7 @@ def _made(
 
 def figures(rows: Sequence[Row]) -> list[Figure]:
     kept = reloads(rows)
-    return [_ttft(kept), _latency(kept), _gaps(rows)]
+    return [_ttft(kept), _latency(kept), _gaps(rows)] if where(kept, "ttft") else []
 
 
 def _ttft(rows: Sequence[Row]) -> Figure:

@@ -50,7 +50,7 @@ class Reload:
 
     name = "reload"
     question = "What does a prefix cost to store, find and load, and how does latency add to it?"
-    minutes: Mapping[str, float] = {QUICK: 6, FULL: 60}
+    minutes: Mapping[str, float] = {QUICK: 5, FULL: 60}
     needs: tuple[str, ...] = ()
 
     def run(self, context: Context) -> None:

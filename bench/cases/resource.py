@@ -40,7 +40,7 @@ class Resource:
     question = (
         "What processor time, memory and descriptors does it take, for each GB and over time?"
     )
-    minutes: Mapping[str, float] = {QUICK: 2, FULL: 75}
+    minutes: Mapping[str, float] = {QUICK: 1.1, FULL: 75}
     needs: tuple[str, ...] = ()
 
     def run(self, context: Context) -> None:
@@ -125,7 +125,7 @@ def _arguments(
     numbered = "" if side == LARGE else f"-{number}"
     folder = "".join(letter if letter.isalnum() else "-" for letter in f"{cell}-{side}{numbered}")
     if side == LARGE and not (mount.backing / folder).exists():
-        fill(mount.backing / folder, MILLION, "snapshot")
+        fill(mount, folder, MILLION, "snapshot")
     return {
         "adapter": OURS if side == LARGE else side,
         "root": str(mount.path / folder),

@@ -34,7 +34,7 @@ class Visibility:
 
     name = "visibility"
     question = "How long from a commit in one process to the hit in another, and at what cost?"
-    minutes: Mapping[str, float] = {QUICK: 1.5, FULL: 12}
+    minutes: Mapping[str, float] = {QUICK: 1.1, FULL: 12}
     needs: tuple[str, ...] = ()
     random_by_nature = ("visible",)
 

@@ -69,6 +69,7 @@ def curves(
             capsize=3,
         )
     ticks = sorted({_number(place) for points in data.values() for place in points})
+    log_x = log_x and len(ticks) > 1
     if log_x:
         axes.set_xscale("symlog" if _has_zero(data) else "log", **_linear(data))
     if log_x or len(ticks) <= TICKS_MAX:
