@@ -18,14 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class PrivateBuffer:
-    """`view` for a read to fill, `array` over the same bytes to copy from."""
+def address_of(array: NDArray[np.uint8]) -> int:
+    """Where the bytes of a contiguous array begin. Valid as long as somebody holds the array."""
+    begin: int = array.__array_interface__["data"][0]
+    return begin
 
-    __slots__ = ("array", "view")
+
+class PrivateBuffer:
+    """`view` for a read to fill, `array` over the same bytes to copy from, `address` of both."""
+
+    __slots__ = ("address", "array", "view")
 
     def __init__(self, size_bytes: int) -> None:
         self.view = memoryview(mmap.mmap(-1, size_bytes))
         self.array: NDArray[np.uint8] = np.frombuffer(self.view, np.uint8)
+        self.address = address_of(self.array)
 
 
 class BufferPool:

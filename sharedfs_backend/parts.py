@@ -28,24 +28,26 @@ from sharedfs_backend.doubts import Doubts
 from sharedfs_backend.facts import Changes, Pack
 from sharedfs_backend.fdcache import FdCache
 from sharedfs_backend.files import (
-    CachedRead,
     CachedReads,
     FileFailure,
     Files,
     FlushMethod,
+    HashedWrite,
     LocalFiles,
     WatchedFiles,
 )
 from sharedfs_backend.finding import Finder
 from sharedfs_backend.keyring import KeyRing
-from sharedfs_backend.layout import NAMESPACE_PATH, PackCommit
+from sharedfs_backend.layout import NAMESPACE_PATH, UNIT_BYTES, PackCommit
 from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.loading import Loader
+from sharedfs_backend.native import loops
 from sharedfs_backend.opening import open_within_time, reach
 from sharedfs_backend.orphans import OrphanPass
 from sharedfs_backend.publisher import Publisher
 from sharedfs_backend.putting import Putter
 from sharedfs_backend.reader import PackReader
+from sharedfs_backend.readstep import Fill, native_fill, python_fill
 from sharedfs_backend.realms import RealmTable
 from sharedfs_backend.refresh import EARLY_SECONDS, Refresher
 from sharedfs_backend.rules import Rules
@@ -110,14 +112,9 @@ class Parts:
         self.seal, self.profile = seal, profile
         reached = files if files is not None else reach(settings, profile)
         self.watched = WatchedFiles(reached, runtime)
-        read_cached: CachedRead | None = None
-        # What was injected is taken for a file system without such a call.
-        if (
-            files is None
-            and isinstance(reached, LocalFiles)
-            and profile.cached_reads is not CachedReads.NONE
-        ):
-            read_cached = self.watched.counted(reached.read_cached)
+        # What was injected is taken for a file system without calls of its own.
+        self._local = reached if files is None and isinstance(reached, LocalFiles) else None
+        self._loops = None if seal.keyed else loops()
         self.context = context = Context(
             self.watched, runtime, seal, profile, settings, stats, rules
         )
@@ -140,7 +137,8 @@ class Parts:
             fds=self.fds,
             buffers=BufferPool(profile.piece_bytes, settings.buffer_bytes_max),
             depth=ReadDepth(cores, min(profile.read_depth_max, settings.read_threads_max)),
-            read_cached=read_cached,
+            fill=self._fill(),
+            loops=self._loops,
             rules=rules,
         )
         self.finder = Finder(context, self.ledger, lambda: self.healthy, self._missed)
@@ -148,6 +146,14 @@ class Parts:
         self.auditor = Auditor(context, self.ledger)
         self._wire_background()
         self._wire_putter()
+
+    def _fill(self) -> Fill | None:
+        """How what this machine has in memory is read to its place, if the mount can tell."""
+        if self._local is None or self.profile.cached_reads is CachedReads.NONE:
+            return None
+        if self._loops is None:
+            return python_fill(self.watched.counted(self._local.read_cached), self.seal)
+        return native_fill(self.watched.counted_hashed(self._local.read_hashed))
 
     def _wire_background(self) -> None:
         ledger = self.ledger
@@ -191,6 +197,9 @@ class Parts:
 
     def _wire_putter(self) -> None:
         settings = self.settings
+        write_hashed: HashedWrite | None = None
+        if self._local is not None and self.profile.piece_bytes < UNIT_BYTES:
+            write_hashed = self.watched.watched_hashed(self._local.write_hashed)
         self.pack_writer = PackWriter(
             self.watched,
             self.runtime,
@@ -199,6 +208,8 @@ class Parts:
             dirty=DirtyBudget(
                 None if self.profile.flush is FlushMethod.NONE else settings.dirty_bytes_max
             ),
+            write_hashed=write_hashed,
+            loops=self._loops,
             rules=self.rules,
         )
         self.storer = Storer(

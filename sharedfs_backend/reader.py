@@ -25,12 +25,13 @@ import numpy as np
 from sharedfs_backend.buffers import BufferPool, PrivateBuffer
 from sharedfs_backend.depth import ReadDepth
 from sharedfs_backend.fdcache import FdCache, Lease
-from sharedfs_backend.files import CachedRead, FailureKind, FileFailure, Files, Handle
+from sharedfs_backend.files import FailureKind, FileFailure, Files, Handle
 from sharedfs_backend.layout.seal import UNIT_BYTES, Seal
 from sharedfs_backend.misses import Miss, MissKind, kind_of_open_failure, kind_of_read_failure
+from sharedfs_backend.native import Loops
 from sharedfs_backend.readplan import ChunkRead, Piece, plan_reads
 from sharedfs_backend.readqueue import PIECES_MAX, ReadQueue
-from sharedfs_backend.readstep import Verifier, copy_verified, parts_of, read_in_place
+from sharedfs_backend.readstep import Fill, copy_verified, parts_of, read_in_place, verifiers
 from sharedfs_backend.readtask import Destination, ReadTask
 from sharedfs_backend.rules import Rules
 from sharedfs_backend.runtime import Lane, LaneFull, Runtime
@@ -55,17 +56,20 @@ class PackReader:
         fds: FdCache,
         buffers: BufferPool,
         depth: ReadDepth,
-        read_cached: CachedRead | None = None,
+        fill: Fill | None = None,
+        loops: Loops | None = None,
         pieces_max: int = PIECES_MAX,
         rules: Rules | None = None,
     ) -> None:
-        """`read_cached`: the file layer's, where the mount can tell what it has in memory."""
+        """`fill`: reads in place, where the mount can tell what it has in memory. `loops`: used
+        for verifying and copying as far as the seal allows."""
         self._files = files
         self._runtime = runtime
         self._seal = seal
         self._fds = fds
         self._buffers = buffers
-        self._read_cached = read_cached
+        self._fill = fill
+        self._verifier = verifiers(seal, loops)
         self._gated = (rules or Rules()).gate_copies
         self._queue = ReadQueue(depth, buffers.buffers_max, pieces_max)
         self._lock = threading.Lock()
@@ -207,16 +211,15 @@ class PackReader:
         buffer, each verified and copied while it is warm."""
         now, size = self._runtime.now, self._buffers.buffer_bytes
         began = now()
-        read = self._read_cached
-        if read is not None:
-            is_last = read_in_place(task, piece, partial(read, handle), buffer, self._seal)
+        if self._fill is not None:
+            is_last = read_in_place(task, piece, handle, self._fill, buffer)
             if is_last is not None:
                 self._note_read(piece, 0.0, now() - began, in_place=True)
                 return is_last
         read_seconds = busy_seconds = 0.0
         is_last = False
         at = 0
-        verifier = Verifier(self._seal)
+        verifier = self._verifier()
         for start in range(0, piece.length, size):
             length = min(size, piece.length - start)
             began = now()

@@ -12,14 +12,19 @@ It decides nothing about chunks; that is the task's (readtask.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sharedfs_backend.buffers import PrivateBuffer
+from sharedfs_backend.buffers import PrivateBuffer, address_of
+from sharedfs_backend.files import CachedRead, Handle, HashedRead
 from sharedfs_backend.layout.seal import UNIT_BYTES, Hasher, Seal
+from sharedfs_backend.native import HASHED, SKIPPED, UNIT_ENDS, Extent, Loops, NativeHasher
 from sharedfs_backend.readplan import Piece, Span
 from sharedfs_backend.readtask import ReadTask
 
@@ -56,8 +61,17 @@ def parts_of(spans: Sequence[Span], first: int, start: int, end: int) -> list[Pa
     return found
 
 
-class Verifier:
-    """Digests of the units of one piece, fed part by part in file order. One thread."""
+class Verifier(Protocol):
+    """Brings the parts of one piece to their places and checksums them, in file order."""
+
+    def move(
+        self, part: Part, buffer: PrivateBuffer, destination: NDArray[np.uint8]
+    ) -> bytes | None:
+        """Copy what `buffer` holds of `part`; the unit's digest if the part ends it."""
+
+
+class PythonVerifier:
+    """For any seal, in Python. One thread."""
 
     __slots__ = ("_hasher", "_seal")
 
@@ -71,6 +85,44 @@ class Verifier:
             self._hasher = self._seal.hasher()
         return self._hasher
 
+    def move(
+        self, part: Part, buffer: PrivateBuffer, destination: NDArray[np.uint8]
+    ) -> bytes | None:
+        hasher, to = self.begin(part), part.to
+        for at in range(part.low, part.high, SLICE_BYTES):
+            end = min(at + SLICE_BYTES, part.high)
+            hasher.update(buffer.view[at:end])
+            np.copyto(destination[to : to + end - at], buffer.array[at:end])
+            to += end - at
+        return hasher.digest() if part.ends else None
+
+
+class NativeVerifier:
+    """The same in the compiled loops, for a seal without a secret. One thread."""
+
+    __slots__ = ("_hasher", "_loops")
+
+    def __init__(self, loops: Loops) -> None:
+        self._loops = loops
+        self._hasher: NativeHasher = loops.hasher()
+
+    def move(
+        self, part: Part, buffer: PrivateBuffer, destination: NDArray[np.uint8]
+    ) -> bytes | None:
+        if part.begins:
+            self._hasher = self._loops.hasher()
+        mark = UNIT_ENDS if part.ends else HASHED
+        extent = (address_of(destination) + part.to, part.high - part.low, mark)
+        digests = self._loops.copy(buffer.address + part.low, [extent], self._hasher)
+        return digests[0] if digests else None
+
+
+def verifiers(seal: Seal, loops: Loops | None) -> Callable[[], Verifier]:
+    """What makes a piece's verifier: the fastest there is for this seal."""
+    if loops is None or seal.keyed:
+        return partial(PythonVerifier, seal)
+    return partial(NativeVerifier, loops)
+
 
 def copy_verified(
     task: ReadTask, parts: Sequence[Part], buffer: PrivateBuffer, verifier: Verifier
@@ -79,33 +131,28 @@ def copy_verified(
     chunk of the task."""
     is_last = False
     for part in parts:
-        hasher, to = verifier.begin(part), part.to
         with task.gate.enter(part.span.chunk) as is_open:
             destination = task.destination(part.span.chunk) if is_open else None
             if destination is None:
                 continue
-            for at in range(part.low, part.high, SLICE_BYTES):
-                end = min(at + SLICE_BYTES, part.high)
-                hasher.update(buffer.view[at:end])
-                np.copyto(destination[to : to + end - at], buffer.array[at:end])
-                to += end - at
-        if part.ends:
-            is_last |= task.unit_verified(part.span, hasher.digest())
+            digest = verifier.move(part, buffer, destination)
+        if digest is not None:
+            is_last |= task.unit_verified(part.span, digest)
     return is_last
 
 
+Fill = Callable[[Handle, Piece, Mapping[int, NDArray[np.uint8]], PrivateBuffer], list[bytes] | None]
+"""Reads a piece to the memory of its chunks; the digest of each span, None if not all was there."""
+
+
 def read_in_place(
-    task: ReadTask,
-    piece: Piece,
-    read: Callable[[int, Sequence[memoryview]], int],
-    buffer: PrivateBuffer,
-    seal: Seal,
+    task: ReadTask, piece: Piece, handle: Handle, fill: Fill, buffer: PrivateBuffer
 ) -> bool | None:
     """Read a whole piece to where its chunks belong and verify it there, step by step. Whether
     that decided the last chunk; None if not every byte came at once, or not every chunk is wanted.
     """
     with ExitStack() as gates:
-        chunks: dict[int, memoryview] = {}
+        chunks: dict[int, NDArray[np.uint8]] = {}
         for span in piece.spans:
             if span.chunk in chunks:
                 continue
@@ -113,41 +160,69 @@ def read_in_place(
             destination = task.destination(span.chunk) if is_open else None
             if destination is None:
                 return None
-            chunks[span.chunk] = destination.data
-        digests = _fill(piece, chunks, read, buffer.view, Verifier(seal))
+            chunks[span.chunk] = destination
+        digests = fill(handle, piece, chunks, buffer)
     if digests is None:
         return None
     is_last = False
-    for span, digest in digests:
+    for span, digest in zip(piece.spans, digests, strict=True):
         is_last |= task.unit_verified(span, digest)
     return is_last
 
 
-def _fill(
-    piece: Piece,
-    chunks: dict[int, memoryview],
-    read: Callable[[int, Sequence[memoryview]], int],
-    spare: memoryview,
-    verifier: Verifier,
-) -> list[tuple[Span, bytes]] | None:
-    """The digests of a piece's units once they are in place. Inside the gates."""
-    digests: list[tuple[Span, bytes]] = []
-    at = 0
-    for start in range(0, piece.length, spare.nbytes):
-        length = min(spare.nbytes, piece.length - start)
-        parts = parts_of(piece.spans, at, start, start + length)
-        at += sum(part.ends for part in parts)
-        views = [
-            chunks[part.span.chunk][part.to : part.to + part.high - part.low] for part in parts
-        ]
-        if read(piece.offset + start, _with_gaps(parts, views, spare, length)) != length:
-            return None
-        for part, view in zip(parts, views, strict=True):
-            hasher = verifier.begin(part)
-            hasher.update(view)
-            if part.ends:
-                digests.append((part.span, hasher.digest()))
-    return digests
+def python_fill(read_cached: CachedRead, seal: Seal) -> Fill:
+    """In steps of a private buffer's size, each hashed once it is in place."""
+
+    def fill(
+        handle: Handle,
+        piece: Piece,
+        chunks: Mapping[int, NDArray[np.uint8]],
+        buffer: PrivateBuffer,
+    ) -> list[bytes] | None:
+        verifier = PythonVerifier(seal)
+        digests: list[bytes] = []
+        at = 0
+        for start in range(0, piece.length, buffer.view.nbytes):
+            length = min(buffer.view.nbytes, piece.length - start)
+            parts = parts_of(piece.spans, at, start, start + length)
+            at += sum(part.ends for part in parts)
+            views = [
+                chunks[part.span.chunk].data[part.to : part.to + part.high - part.low]
+                for part in parts
+            ]
+            into = _with_gaps(parts, views, buffer.view, length)
+            if read_cached(handle, piece.offset + start, into) != length:
+                return None
+            for part, view in zip(parts, views, strict=True):
+                hasher = verifier.begin(part)
+                hasher.update(view)
+                if part.ends:
+                    digests.append(hasher.digest())
+        return digests
+
+    return fill
+
+
+def native_fill(read_hashed: HashedRead) -> Fill:
+    """In one call for the whole piece. Padding lands in the private buffer."""
+
+    def fill(
+        handle: Handle,
+        piece: Piece,
+        chunks: Mapping[int, NDArray[np.uint8]],
+        buffer: PrivateBuffer,
+    ) -> list[bytes] | None:
+        extents: list[Extent] = []
+        end = 0
+        for span in piece.spans:
+            if span.piece_offset > end:
+                extents.append((buffer.address, span.piece_offset - end, SKIPPED))
+            at = address_of(chunks[span.chunk]) + span.unit * UNIT_BYTES
+            extents.append((at, span.length, UNIT_ENDS))
+            end = span.piece_offset + span.length
+        return read_hashed(handle, piece.offset, extents)
+
+    return fill
 
 
 def _with_gaps(

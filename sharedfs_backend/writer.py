@@ -20,7 +20,14 @@ from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 
 from sharedfs_backend.dirty import DirtyBudget
-from sharedfs_backend.files import Buffer, FailureKind, FileFailure, Files, Handle
+from sharedfs_backend.files import (
+    Buffer,
+    FailureKind,
+    FileFailure,
+    Files,
+    Handle,
+    HashedWrite,
+)
 from sharedfs_backend.gate import Gate
 from sharedfs_backend.layout import (
     UNIT_BYTES,
@@ -34,10 +41,12 @@ from sharedfs_backend.layout import (
     encode_trailer,
     header_checksum,
 )
+from sharedfs_backend.native import Loops, NativeHasher
 from sharedfs_backend.packjob import CANCELLED, LATE, PackJob, WriteOutcome, WrittenPack
 from sharedfs_backend.rules import Rules
 from sharedfs_backend.runtime import Runtime
 from sharedfs_backend.writeplan import PADDING, Part, WritePiece, plan_writes
+from sharedfs_backend.writestep import addresses_of, extents_of
 
 __all__ = ["PackJob", "PackWriter", "WriteOutcome", "WrittenPack"]
 
@@ -80,14 +89,20 @@ class PackWriter:
         *,
         piece_bytes: int,
         dirty: DirtyBudget,
+        write_hashed: HashedWrite | None = None,
+        loops: Loops | None = None,
         rules: Rules | None = None,
     ) -> None:
+        """`write_hashed`, with `loops`: writes and hashes in small steps, where an operation is
+        only a system call and the seal has no secret."""
+        self._loops = None if seal.keyed else loops
+        self._write_hashed = None if self._loops is None else write_hashed
         self._files = files
         self._runtime = runtime
         self._seal = seal
-        self._piece_bytes = (
-            piece_bytes if piece_bytes < UNIT_BYTES else max(piece_bytes, WRITE_BYTES)
-        )
+        if self._write_hashed is not None or piece_bytes >= UNIT_BYTES:
+            piece_bytes = max(piece_bytes, WRITE_BYTES)
+        self._piece_bytes = piece_bytes
         self._dirty = dirty
         self._rules = rules or Rules()
         self._lock = threading.Lock()
@@ -195,14 +210,22 @@ class _OpenPack:
         self._lenders = frozenset(job.gates)
         self._digests: list[list[bytes]] = [[] for _ in job.views]
         self._hasher: Hasher | None = None
+        self._sizes = [view.nbytes for view in job.views]
+        self._write_hashed = writer._write_hashed
+        self._native: NativeHasher | None = None
+        if self._write_hashed is not None and writer._loops is not None:
+            self._native = writer._loops.hasher()
+            self._addresses = addresses_of(job.views)
         self._clean = 0  # everything before is flushed
         self._dirty_bytes = 0
 
     def write_all(self) -> EntryTable:
         """Header, payload and trailer are in place; the table of what was written."""
         job, place = self._job, self._job.place
-        lengths = [view.nbytes for view in job.views]
-        whole = list(plan_writes(place.entries_offsets, lengths, ONE_WRITE_BYTES_MAX))
+        lengths = self._sizes
+        whole: list[WritePiece] = []
+        if self._write_hashed is None:
+            whole = list(plan_writes(place.entries_offsets, lengths, ONE_WRITE_BYTES_MAX))
         if len(whole) == 1 and place.total_bytes <= ONE_WRITE_BYTES_MAX:
             table, header = self._write_together(whole[0])
         else:
@@ -233,8 +256,20 @@ class _OpenPack:
     def _write_piece(self, piece: WritePiece) -> None:
         self._writer.require_time(self._job, self._lenders)
         with self._touching(piece.parts):
+            if self._write_hashed is not None:
+                self._write_and_hash(piece, self._write_hashed)
+                return
             self._hash(piece.parts)
             self._write(piece.offset, self._bytes_of(piece.parts))
+
+    def _write_and_hash(self, piece: WritePiece, write_hashed: HashedWrite) -> None:
+        """In one call. A buffer that changes while it is lent is found out by either order."""
+        assert self._native is not None
+        extents, chunks = extents_of(piece.parts, self._addresses, self._sizes)
+        digests = write_hashed(self._handle, piece.offset, extents, self._native)
+        for chunk, digest in zip(chunks, digests, strict=True):
+            self._digests[chunk].append(digest)
+        self._wrote(piece.offset, piece.length)
 
     def _touching(self, parts: Iterable[Part]) -> ExitStack:
         """Inside every gate that these parts' buffers belong to, or _Abandoned."""
@@ -297,10 +332,14 @@ class _OpenPack:
         return table, data
 
     def _write(self, offset: int, parts: list[Buffer]) -> None:
-        """One write, of everything that is not empty; then flush if the process wrote too much."""
+        """One write, of everything that is not empty."""
         parts = [part for part in parts if memoryview(part).nbytes]
         length = sum(memoryview(part).nbytes for part in parts)
         self._files.write(self._handle, offset, parts)
+        self._wrote(offset, length)
+
+    def _wrote(self, offset: int, length: int) -> None:
+        """Flush if the process wrote too much."""
         self._dirty_bytes += length
         if self._dirty.wrote(length, self._now()):
             start = min(self._clean, offset)

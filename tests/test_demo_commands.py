@@ -106,7 +106,8 @@ def test_torch_is_asked_for_without_a_further_index_first() -> None:
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """A repository whose `.venv` holds what tests need."""
-    for name in (*install.LOCKS["test"], "pyproject.toml"):
+    (tmp_path / install.LOOPS).parent.mkdir(parents=True)
+    for name in (*install.LOCKS["test"], "pyproject.toml", install.LOOPS):
         (tmp_path / name).write_text(f"{name}==1\n")
     (tmp_path / ".venv").mkdir()
     install.stamp("test", tmp_path).write_text(install.digest("test", tmp_path))
@@ -118,7 +119,9 @@ def test_what_tests_need_includes_what_the_demo_needs(installed: Path) -> None:
     assert install.is_current("run", installed)
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock", "pyproject.toml"])
+@pytest.mark.parametrize(
+    "name", ["requirements.lock", "requirements-dev.lock", "pyproject.toml", install.LOOPS]
+)
 def test_a_changed_lock_or_project_is_installed_again(installed: Path, name: str) -> None:
     (installed / name).write_text("other==2\n")
     assert not install.is_current("test", installed)

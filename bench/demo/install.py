@@ -19,13 +19,14 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 VENV = REPOSITORY / ".venv"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+LOOPS = "sharedfs_backend/native/loops.c"
 LOCKS = {"run": ("requirements.lock",), "test": ("requirements.lock", "requirements-dev.lock")}
 
 
 def digest(kind: str, repository: Path) -> str:
     """Returns what decides whether an installation is current: locks, project file, Python."""
     total = hashlib.sha256(sys.version.encode())
-    for name in (*LOCKS[kind], "pyproject.toml"):
+    for name in (*LOCKS[kind], "pyproject.toml", LOOPS):
         total.update(name.encode() + b"\0" + (repository / name).read_bytes() + b"\0")
     return total.hexdigest()
 
@@ -80,6 +81,8 @@ def install(kind: str, environment: Mapping[str, str]) -> None:
         run(fallback)
     for command in rest:
         run(command)
+    if not list((REPOSITORY / LOOPS).parent.glob("_loops*.so")):
+        say("no C compiler: the store's inner loops run in Python, with the same results (gcc)")
     stamp(kind, REPOSITORY).write_text(digest(kind, REPOSITORY))
 
 

@@ -21,6 +21,8 @@ from sharedfs_backend.files.api import (
     CachedRead,
     Files,
     Handle,
+    HashedRead,
+    HashedWrite,
 )
 from sharedfs_backend.files.counting import CountingFiles, Operation
 from sharedfs_backend.files.failure import FailureKind, FileFailure
@@ -52,6 +54,8 @@ __all__ = [
     "Files",
     "FlushMethod",
     "Handle",
+    "HashedRead",
+    "HashedWrite",
     "Health",
     "HealthPolicy",
     "GEKKOFS",

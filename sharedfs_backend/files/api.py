@@ -20,6 +20,8 @@ from sharedfs_backend.files.failure import FailureKind, FileFailure
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from sharedfs_backend.native import Extent, NativeHasher
 else:
     Buffer = object
 
@@ -65,6 +67,13 @@ class Handle(Protocol):
 
 CachedRead = Callable[[Handle, int, Sequence[memoryview]], int]
 """`LocalFiles.read_cached`: bytes read at an offset from this machine's memory, 0 for none."""
+
+HashedRead = Callable[[Handle, int, "Sequence[Extent]"], "list[bytes] | None"]
+"""`LocalFiles.read_hashed`: the same to the extents, in steps; the digest of each unit, or None."""
+
+HashedWrite = Callable[[Handle, int, "Sequence[Extent]", "NativeHasher"], "list[bytes]"]
+"""`LocalFiles.write_hashed`: the extents written at an offset, in steps; the digest of each unit
+that ends in them."""
 
 
 class Files(Protocol):

@@ -21,6 +21,7 @@ from sharedfs_backend.files.api import WRITE_PARTS_MAX, Buffer, Handle, checked_
 from sharedfs_backend.files.failure import translate
 from sharedfs_backend.files.plain import pread_into, pwrite_from
 from sharedfs_backend.files.profile import UNPROBED, CachedReads, Profile
+from sharedfs_backend.native import Extent, Loops, NativeHasher, loops
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,6 +97,27 @@ class LocalFiles:
         except OSError:  # the read that follows will say what is wrong
             return 0
 
+    def read_hashed(
+        self, handle: Handle, offset: int, extents: Sequence[Extent]
+    ) -> list[bytes] | None:
+        """`read_cached` and the digest of each unit in one go, in the compiled loops; None if not
+        every byte is in memory. Only where the profile has `cached_reads` and there are loops."""
+        flags = _NOWAIT if self.profile.cached_reads is CachedReads.NOWAIT else 0
+        try:
+            return _loops().read(cast(LocalHandle, handle).fd, offset, extents, flags)
+        except OSError:
+            return None
+
+    def write_hashed(
+        self, handle: Handle, offset: int, extents: Sequence[Extent], hasher: NativeHasher
+    ) -> list[bytes]:
+        """`write` in steps that stay in a core's cache, and the digest of each unit that ends.
+        Only where the profile is `vectored` and there are loops."""
+        try:
+            return _loops().write(cast(LocalHandle, handle).fd, offset, extents, hasher)
+        except OSError as error:
+            raise translate(error, "write", handle.path) from error
+
     def write(self, handle: Handle, offset: int, parts: Sequence[Buffer]) -> None:
         fd = cast(LocalHandle, handle).fd
         try:
@@ -163,6 +185,12 @@ class LocalFiles:
 
     def _dir(self, path: str, operation: str) -> str:
         return self._prefix + checked_path(path, operation) if path else self.root
+
+
+def _loops() -> Loops:
+    found = loops()
+    assert found is not None
+    return found
 
 
 def _write_vectored(fd: int, offset: int, parts: Sequence[Buffer]) -> None:

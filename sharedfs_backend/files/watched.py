@@ -18,9 +18,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
-from sharedfs_backend.files.api import Buffer, CachedRead, Files, Handle, write_operations
+from sharedfs_backend.files.api import (
+    Buffer,
+    CachedRead,
+    Files,
+    Handle,
+    HashedRead,
+    HashedWrite,
+    write_operations,
+)
 from sharedfs_backend.files.failure import FailureKind, FileFailure
 from sharedfs_backend.files.health import Health, State
+from sharedfs_backend.native import Extent, NativeHasher, steps
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -130,6 +139,30 @@ class WatchedFiles:
             return got
 
         return read
+
+    def counted_hashed(self, read_hashed: HashedRead) -> HashedRead:
+        """The same for `read_hashed`, by its steps."""
+
+        def read(handle: Handle, offset: int, extents: Sequence[Extent]) -> list[bytes] | None:
+            digests = read_hashed(handle, offset, extents)
+            if digests is not None:
+                with self._lock:
+                    self._count("read", handle.path, steps(extents))
+            return digests
+
+        return read
+
+    def watched_hashed(self, write_hashed: HashedWrite) -> HashedWrite:
+        """`write_hashed` of the inner layer, watched like a write and counted by its steps."""
+
+        def write(
+            handle: Handle, offset: int, extents: Sequence[Extent], hasher: NativeHasher
+        ) -> list[bytes]:
+            with self._lock:
+                self._count("write", handle.path, steps(extents) - 1)
+            return self._call("write", handle.path, write_hashed, handle, offset, extents, hasher)
+
+        return write
 
     def write(self, handle: Handle, offset: int, parts: Sequence[Buffer]) -> None:
         if (more := write_operations(len(parts)) - 1) > 0:

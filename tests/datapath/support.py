@@ -12,14 +12,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 
+from sharedfs_backend import native
 from sharedfs_backend.buffers import BufferPool
 from sharedfs_backend.depth import ReadDepth
 from sharedfs_backend.dirty import DirtyBudget
 from sharedfs_backend.fdcache import FdCache
-from sharedfs_backend.files import Buffer, CountingFiles, Files, Handle, LocalFiles
+from sharedfs_backend.files import (
+    Buffer,
+    CountingFiles,
+    Files,
+    Handle,
+    HashedWrite,
+    LocalFiles,
+)
 from sharedfs_backend.gate import Gate
 from sharedfs_backend.layout import LayoutDescriptor, PackName, Seal
+from sharedfs_backend.native import Loops
 from sharedfs_backend.packjob import PackJob, WrittenPack
 from sharedfs_backend.reader import PackReader
 from sharedfs_backend.readplan import ChunkRead
@@ -82,6 +92,14 @@ class HookedFiles(CountingFiles):
         self.after_write()
 
 
+def compiled() -> Loops:
+    """The compiled loops, or a skip that says how to get them."""
+    found = native.loops()
+    if found is None:
+        pytest.skip("the compiled loops were not built: apt install gcc, then install again")
+    return found
+
+
 def content(seed: int, size: int) -> bytes:
     """Bytes no other seed gives."""
     return np.random.default_rng(seed).bytes(size)
@@ -100,6 +118,8 @@ class World:
     buffer_bytes_max: int = 64 * MIB
     pieces_max: int = 1000
     dirty_bytes_max: int = 1 << 40
+    loops: Loops | None = field(default_factory=native.loops)
+    write_hashed: HashedWrite | None = None
     local: Files | None = None
 
     def __post_init__(self) -> None:
@@ -115,6 +135,8 @@ class World:
             self.seal,
             piece_bytes=self.piece_bytes,
             dirty=self.dirty,
+            write_hashed=self.write_hashed,
+            loops=self.loops,
             rules=self.rules,
         )
         self.fds = FdCache(self.files, self.runtime.now, handles_max=8, patience_seconds=10.0)
@@ -126,6 +148,7 @@ class World:
             fds=self.fds,
             buffers=self.buffers,
             depth=ReadDepth(1, self.depth_max),
+            loops=self.loops,
             pieces_max=self.pieces_max,
             rules=self.rules,
         )

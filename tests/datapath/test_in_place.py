@@ -7,6 +7,7 @@ or has none.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,19 +16,26 @@ import pytest
 from sharedfs_backend.files import Handle, LocalFiles
 from sharedfs_backend.files.profile import CachedReads, Profile
 from sharedfs_backend.misses import MissKind
+from sharedfs_backend.native import Extent, Loops
 from sharedfs_backend.reader import PackReader
 from sharedfs_backend.readplan import ChunkRead
+from sharedfs_backend.readstep import native_fill, python_fill
 from sharedfs_backend.readtask import ReadTask
-from tests.datapath.support import MIB, World, content, destinations_of, reads_of
+from tests.datapath.support import MIB, World, compiled, content, destinations_of, reads_of
 
 SIZES = [5 * MIB + 7, 10, 700_000, 900_000, 2 * MIB, MIB, 0, 1]
 
 
 class Memory:
-    """A `read_cached` that has `held` bytes of each read, and remembers what it was asked."""
+    """A mount that has `held` bytes of each read in memory (all with None), and remembers what it
+    was asked. `fill` reads through it in Python, or in the compiled loops."""
 
-    def __init__(self, root: str) -> None:
-        self.files = LocalFiles(root, Profile(cached_reads=CachedReads.MEMORY))
+    def __init__(self, world: World, loops: Loops | None) -> None:
+        self.files = LocalFiles(world.root, Profile(cached_reads=CachedReads.MEMORY))
+        self.is_compiled = loops is not None
+        self.fill = python_fill(self.read, world.seal)
+        if loops is not None:
+            self.fill = native_fill(self.read_hashed)
         self.held: int | None = None
         self.asked: list[tuple[int, list[int]]] = []
         self.before: Callable[[], object] = lambda: None
@@ -41,15 +49,26 @@ class Memory:
             view[:] = b"?" * view.nbytes  # what a partial answer may leave behind
         return self.held
 
+    def read_hashed(
+        self, handle: Handle, offset: int, extents: Sequence[Extent]
+    ) -> list[bytes] | None:
+        self.before()
+        self.asked.append((offset, [length for _, length, _ in extents]))
+        if self.held is None:
+            return self.files.read_hashed(handle, offset, extents)
+        for address, length, _ in extents:
+            ctypes.memset(address, ord("?"), length)
+        return None
+
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(str(tmp_path), piece_bytes=MIB)
 
 
-@pytest.fixture
-def memory(world: World) -> Memory:
-    memory = Memory(world.root)
+@pytest.fixture(params=["python", "compiled"])
+def memory(request: pytest.FixtureRequest, world: World) -> Memory:
+    memory = Memory(world, compiled() if request.param == "compiled" else None)
     world.reader = PackReader(
         world.files,
         world.runtime,
@@ -57,7 +76,8 @@ def memory(world: World) -> Memory:
         fds=world.fds,
         buffers=world.buffers,
         depth=world.reader._queue._depth,
-        read_cached=memory.read,
+        fill=memory.fill,
+        loops=world.loops,
         rules=world.rules,
     )
     return memory
@@ -75,7 +95,8 @@ def test_what_is_in_memory_costs_no_other_read(world: World, memory: Memory) -> 
     world.runtime.run()
     assert all(task.loaded) and destinations == chunks
     assert world.files.counts == {"open": 1}
-    assert len(memory.asked) == 4 + 3 + 4  # steps of a MiB: see the reader's own test
+    # Steps of a MiB (see the reader's own test), or one call for each piece.
+    assert len(memory.asked) == (3 if memory.is_compiled else 4 + 3 + 4)
     assert world.reader.stats()["reads_in_place"] == 3  # pieces
 
 

@@ -20,12 +20,13 @@ from sharedfs_backend.readplan import ChunkRead
 from sharedfs_backend.readtask import ReadTask
 from sharedfs_backend.rules import Rules
 from sharedfs_backend.runtime import ThreadRuntime
-from tests.datapath.support import MIB, World, content, destinations_of, reads_of
+from tests.datapath.support import MIB, World, compiled, content, destinations_of, reads_of
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(str(tmp_path))
+@pytest.fixture(params=["python", "compiled"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    """Verified and copied in Python, or in the compiled loops."""
+    return World(str(tmp_path), loops=compiled() if request.param == "compiled" else None)
 
 
 def load(world: World, reads: list[ChunkRead]) -> tuple[ReadTask, list[bytearray]]:

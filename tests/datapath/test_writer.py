@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sharedfs_backend.files import FailureKind
+from sharedfs_backend.files import FailureKind, FileFailure, Handle, HashedWrite, LocalFiles
 from sharedfs_backend.gate import Gate
 from sharedfs_backend.layout import (
     TRAILER_BYTES,
@@ -18,9 +19,10 @@ from sharedfs_backend.layout import (
     header_checksum,
     peek_header_bytes,
 )
+from sharedfs_backend.native import Extent, NativeHasher
 from sharedfs_backend.packjob import CANCELLED, LATE, PackJob
 from sharedfs_backend.rules import Rules
-from tests.datapath.support import MIB, World, content
+from tests.datapath.support import MIB, World, compiled, content
 
 
 @pytest.fixture
@@ -58,10 +60,22 @@ def test_a_large_pack_is_written_in_pieces_then_header_then_trailer(world: World
     "sizes", [[0], [1, 4095, 4096, 4097], [5 * MIB + 3, 0, 100, 9 * MIB, 4 * MIB, 1]]
 )
 @pytest.mark.parametrize(("align_bytes", "piece_bytes"), [(4096, 4 * MIB), (512 << 10, MIB)])
+@pytest.mark.parametrize("hashed_writes", [False, True])
 def test_what_lies_on_disk_is_a_valid_pack(
-    tmp_path: Path, secret: bytes | None, sizes: list[int], align_bytes: int, piece_bytes: int
+    tmp_path: Path,
+    secret: bytes | None,
+    sizes: list[int],
+    align_bytes: int,
+    piece_bytes: int,
+    hashed_writes: bool,
 ) -> None:
-    world = World(str(tmp_path), seal=Seal(secret), piece_bytes=piece_bytes)
+    world = World(
+        str(tmp_path),
+        seal=Seal(secret),
+        piece_bytes=piece_bytes,
+        loops=compiled() if hashed_writes else None,
+        write_hashed=LocalFiles(str(tmp_path)).write_hashed if hashed_writes else None,
+    )
     chunks = [content(n, size) for n, size in enumerate(sizes)]
     job = world.job(chunks, align_bytes=align_bytes)
     written = world.writer.write(job).written
@@ -89,6 +103,59 @@ def test_a_pack_has_no_holes(world: World) -> None:
         assert offset == end
         end += length
     assert end == job.total_bytes
+
+
+def hashing_world(tmp_path: Path, write_hashed: HashedWrite) -> World:
+    return World(str(tmp_path), piece_bytes=MIB, loops=compiled(), write_hashed=write_hashed)
+
+
+def test_the_loops_write_large_pieces_without_holes(tmp_path: Path) -> None:
+    offsets: list[tuple[int, int]] = []
+    local = LocalFiles(str(tmp_path))
+
+    def write(
+        handle: Handle, offset: int, extents: Sequence[Extent], hasher: NativeHasher
+    ) -> list[bytes]:
+        offsets.append((offset, sum(length for _, length, _ in extents)))
+        return local.write_hashed(handle, offset, extents, hasher)
+
+    world = hashing_world(tmp_path, write)
+    job = world.job([content(n, 4 * MIB + 1) for n in range(5)], align_bytes=512 << 10)
+    assert world.writer.write(job).written is not None
+    rest = [(op.offset, op.bytes) for op in world.files.log if op.op == "write"]
+    end = 0
+    for offset, length in sorted(offsets + rest):
+        assert offset == end
+        end += length
+    assert end == job.total_bytes
+    assert len(offsets) == 3 and len(rest) == 2
+
+
+def test_a_failure_in_the_loops_loses_the_pack(tmp_path: Path) -> None:
+    def fail(*_: object) -> list[bytes]:
+        raise FileFailure(FailureKind.NO_SPACE, "write", "packs/x", "full")
+
+    world = hashing_world(tmp_path, fail)
+    outcome = world.writer.write(world.job([content(1, MIB)]))
+    assert outcome.written is None and outcome.created
+    assert outcome.reason == FailureKind.NO_SPACE.value
+    assert world.ops == ["create", "close"]
+
+
+def test_a_late_pack_stops_between_pieces_of_the_loops(tmp_path: Path) -> None:
+    """I7: the clock is looked at before each, and before the trailer."""
+    local = LocalFiles(str(tmp_path))
+
+    def write(
+        handle: Handle, offset: int, extents: Sequence[Extent], hasher: NativeHasher
+    ) -> list[bytes]:
+        late.runtime.seconds += 100
+        return local.write_hashed(handle, offset, extents, hasher)
+
+    late = hashing_world(tmp_path, write)
+    outcome = late.writer.write(late.job([content(n, 8 * MIB) for n in range(4)]))
+    assert outcome.written is None and outcome.reason == LATE
+    assert late.runtime.seconds == 1200
 
 
 def test_a_missing_directory_is_made_once(world: World) -> None:

@@ -1,0 +1,182 @@
+"""The loops that move and checksum bytes, compiled: optional, and never anything but faster.
+
+`loops()` is None where they were not built (no C compiler when the package was installed), where
+this Python's xxhash does not export XXH3, where a first comparison with it fails, or where
+SHAREDFS_NATIVE=0 asks for that. Everything then runs in Python, with the same results. Checksums of
+a namespace with a secret are BLAKE3 and stay in Python.
+
+Callers hand in addresses, and keep the memory alive and their gates entered (I7) during a call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import importlib
+import importlib.machinery
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import xxhash
+
+log = logging.getLogger("sharedfs_backend")
+
+SKIPPED, HASHED, UNIT_ENDS = range(3)
+"""Marks of an extent: padding; part of a unit; the part of a unit that ends it."""
+
+STEP_BYTES = 256 * 1024
+"""Moved and then hashed while source and copy are in a core's second cache."""
+
+COPY_BYTES = 32 * 1024
+"""Hashed and then copied: what a core's first cache holds."""
+
+DIGEST_BYTES = 16
+
+Extent = tuple[int, int, int]
+"""(address, length in bytes, mark). Lengths are above 0."""
+
+
+class _Extent(ctypes.Structure):
+    _fields_ = [
+        ("at", ctypes.c_void_p),
+        ("length", ctypes.c_int64),
+        ("mark", ctypes.c_int64),
+    ]
+
+
+class Loops:
+    """The compiled functions. Thread-safe; calls release the interpreter's lock."""
+
+    def __init__(self, library: ctypes.CDLL, xxh3: ctypes.CDLL) -> None:
+        """Raises AttributeError where either lacks a symbol."""
+        names = ("createState", "freeState", "128bits_reset", "128bits_update", "128bits_digest")
+        library.sf_use(
+            *(ctypes.cast(getattr(xxh3, f"XXH3_{name}"), ctypes.c_void_p) for name in names)
+        )
+        self._library = library
+        self._read, self._write, self._copy = library.sf_read, library.sf_write, library.sf_copy
+        self._read.restype = self._write.restype = ctypes.c_int64
+        self._copy.restype = None
+        library.sf_new.restype = ctypes.c_void_p
+        library.sf_delete.restype = None
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        library.sf_delete.argtypes = (pointer,)
+        self._read.argtypes = (
+            ctypes.c_int,
+            number,
+            pointer,
+            number,
+            number,
+            ctypes.c_int,
+            pointer,
+        )
+        self._write.argtypes = (
+            ctypes.c_int,
+            number,
+            pointer,
+            number,
+            number,
+            pointer,
+            pointer,
+        )
+        self._copy.argtypes = (pointer, pointer, number, number, pointer, pointer)
+
+    def read(self, fd: int, offset: int, extents: Sequence[Extent], flags: int) -> list[bytes]:
+        """Read to the extents from `offset` on; the digests of the units that end in them. Raises
+        OSError, ENODATA where less came than asked."""
+        table, digests, units = _prepared(extents)
+        result = self._read(fd, offset, table, len(extents), STEP_BYTES, flags, digests)
+        if result:
+            code = errno.ENODATA if result > 0 else -result
+            raise OSError(code, os.strerror(code))
+        return _split(digests, units)
+
+    def hasher(self) -> NativeHasher:
+        return NativeHasher(self._library)
+
+    def write(
+        self, fd: int, offset: int, extents: Sequence[Extent], hasher: NativeHasher
+    ) -> list[bytes]:
+        """Write the extents from `offset` on; the digests of the units that end in them."""
+        table, digests, units = _prepared(extents)
+        result = self._write(fd, offset, table, len(extents), STEP_BYTES, hasher.state, digests)
+        if result:
+            raise OSError(-result, os.strerror(-result))
+        return _split(digests, units)
+
+    def copy(self, source: int, extents: Sequence[Extent], hasher: NativeHasher) -> list[bytes]:
+        """Hash the bytes from the address `source` on, as the extents say, and copy them there;
+        the digests of the units that end in them."""
+        table, digests, units = _prepared(extents)
+        self._copy(source, table, len(extents), COPY_BYTES, hasher.state, digests)
+        return _split(digests, units)
+
+
+class NativeHasher:
+    """The state of one unit on its way, kept between calls. One thread at a time."""
+
+    __slots__ = ("_library", "state")
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self.state = library.sf_new()
+        if not self.state:
+            raise MemoryError("no memory for a hash state")
+
+    def __del__(self) -> None:
+        self._library.sf_delete(self.state)
+
+
+_Table = ctypes.Array[_Extent]
+_Digests = ctypes.Array[ctypes.c_char]
+
+
+def _prepared(extents: Sequence[Extent]) -> tuple[_Table, _Digests, int]:
+    """What C takes: the extents, room for the digests of their units, and how many those are."""
+    units = sum(mark == UNIT_ENDS for _, _, mark in extents)
+    table = (_Extent * len(extents))()
+    for place, extent in zip(table, extents, strict=True):
+        place.at, place.length, place.mark = extent
+    return table, ctypes.create_string_buffer(DIGEST_BYTES * units or 1), units
+
+
+def _split(digests: _Digests, units: int) -> list[bytes]:
+    found = digests.raw
+    return [found[at : at + DIGEST_BYTES] for at in range(0, DIGEST_BYTES * units, DIGEST_BYTES)]
+
+
+def steps(extents: Sequence[Extent]) -> int:
+    """System calls that moving these extents takes, if none moves less than asked."""
+    return max(1, -(-sum(length for _, length, _ in extents) // STEP_BYTES))
+
+
+@functools.cache
+def loops() -> Loops | None:
+    """The compiled loops, if there are any."""
+    if os.environ.get("SHAREDFS_NATIVE") == "0":
+        return None
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_loops{suffix}")
+        if path.is_file():
+            return _load(path)
+    return None
+
+
+def _load(path: Path) -> Loops | None:
+    try:
+        engine = importlib.import_module("xxhash._xxhash").__file__
+        found = Loops(ctypes.CDLL(str(path)), ctypes.CDLL(engine))
+    except (AttributeError, ImportError, OSError) as error:
+        log.warning("%s is not used: %s", path.name, error)
+        return None
+    source = ctypes.create_string_buffer(bytes(range(256)) * 3)
+    target = ctypes.create_string_buffer(len(source))
+    begin, length = ctypes.addressof(target), len(source)
+    digests = found.copy(ctypes.addressof(source), [(begin, length, UNIT_ENDS)], found.hasher())
+    if digests != [xxhash.xxh3_128_digest(source.raw)] or source.raw != target.raw:
+        log.warning("%s is not used: its checksums are not those of %s", path.name, engine)
+        return None
+    return found

@@ -1,0 +1,228 @@
+/* The inner loops of a load and a store: move bytes in steps that stay in a core's own cache, and
+ * checksum each step while it is there. Called through ctypes, so without the interpreter's lock.
+ *
+ * File calls go through libc's dynamic symbols, never as system calls of their own, so a preloaded
+ * client library sees them. XXH3 is the one that Python's xxhash brings: its functions are handed
+ * in once by sf_use(). What this must not know: packs, tasks, gates. Every address is valid for the
+ * duration of a call; the caller sees to that.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/uio.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+enum { DIGEST_BYTES = 16, VECTORS = 64, SKIPPED = 0, HASHED = 1, UNIT_ENDS = 2 };
+
+/* `length` bytes at `at`. SKIPPED: padding, in nobody's checksum. UNIT_ENDS: hashed, and the
+ * unit's digest is due after it. */
+struct extent {
+    char *at;
+    int64_t length;
+    int64_t mark;
+};
+
+struct hash128 {
+    uint64_t low, high;
+};
+
+static void *(*create_state)(void);
+static int (*free_state)(void *);
+static int (*reset_state)(void *);
+static int (*update_state)(void *, const void *, size_t);
+static struct hash128 (*digest_state)(const void *);
+
+void sf_use(void *(*create)(void), int (*release)(void *), int (*reset)(void *),
+            int (*update)(void *, const void *, size_t), struct hash128 (*digest)(const void *))
+{
+    create_state = create;
+    free_state = release;
+    reset_state = reset;
+    update_state = update;
+    digest_state = digest;
+}
+
+void *sf_new(void)
+{
+    void *state = create_state();
+    if (state != NULL)
+        reset_state(state);
+    return state;
+}
+
+void sf_delete(void *state)
+{
+    free_state(state);
+}
+
+static void put_big_endian(uint64_t value, unsigned char *to)
+{
+    for (int byte = 0; byte < 8; byte++)
+        to[byte] = (unsigned char)(value >> (56 - 8 * byte));
+}
+
+static unsigned char *end_unit(void *state, unsigned char *digests)
+{
+    struct hash128 found = digest_state(state);
+    put_big_endian(found.high, digests);
+    put_big_endian(found.low, digests + 8);
+    reset_state(state);
+    return digests + DIGEST_BYTES;
+}
+
+/* Where a walk over extents stands. */
+struct place {
+    int64_t extent, done;
+};
+
+/* The next at most `step` bytes as vectors; how many bytes that is. */
+static int64_t gather(const struct extent *extents, int64_t count, struct place from, int64_t step,
+                      struct iovec *vectors, int *used)
+{
+    int64_t bytes = 0;
+    *used = 0;
+    while (from.extent < count && bytes < step && *used < VECTORS) {
+        const struct extent *one = &extents[from.extent];
+        int64_t length = one->length - from.done;
+        if (length > step - bytes)
+            length = step - bytes;
+        if (length > 0) {
+            vectors[*used].iov_base = one->at + from.done;
+            vectors[*used].iov_len = (size_t)length;
+            ++*used;
+        }
+        bytes += length;
+        from.done += length;
+        if (from.done == one->length) {
+            from.extent++;
+            from.done = 0;
+        }
+    }
+    return bytes;
+}
+
+/* Hash the next `bytes` bytes and move on; where the next digest goes. */
+static unsigned char *hash(const struct extent *extents, struct place *from, int64_t bytes,
+                           void *state, unsigned char *digests)
+{
+    while (bytes > 0) {
+        const struct extent *one = &extents[from->extent];
+        int64_t length = one->length - from->done;
+        if (length > bytes)
+            length = bytes;
+        if (one->mark != SKIPPED)
+            update_state(state, one->at + from->done, (size_t)length);
+        bytes -= length;
+        from->done += length;
+        if (from->done == one->length) {
+            if (one->mark == UNIT_ENDS)
+                digests = end_unit(state, digests);
+            from->extent++;
+            from->done = 0;
+        }
+    }
+    return digests;
+}
+
+/* Read to the extents, `step` bytes at a time, from `offset` on; hash each step. With `flags` as
+ * for preadv2. 0, or 1 if a read brought less than asked, or -errno. */
+int64_t sf_read(int fd, int64_t offset, const struct extent *extents, int64_t count, int64_t step,
+                int flags, unsigned char *digests)
+{
+    struct iovec vectors[VECTORS];
+    struct place at = {0, 0};
+    void *state = sf_new();
+    int64_t result = state == NULL ? -ENOMEM : 0;
+    while (result == 0 && at.extent < count) {
+        int used;
+        int64_t bytes = gather(extents, count, at, step, vectors, &used);
+        ssize_t got;
+        do
+            got = preadv2(fd, vectors, used, offset, flags);
+        while (got < 0 && errno == EINTR);
+        if (got != bytes) {
+            result = got < 0 ? -errno : 1;
+            break;
+        }
+        offset += got;
+        digests = hash(extents, &at, bytes, state, digests);
+    }
+    if (state != NULL)
+        sf_delete(state);
+    return result;
+}
+
+/* Write the extents, `step` bytes at a time, from `offset` on, and hash each step once the kernel
+ * has copied it, so brought it into the cache. `state` goes on where the last call left it. 0 or
+ * -errno; a write of nothing is EIO. */
+int64_t sf_write(int fd, int64_t offset, const struct extent *extents, int64_t count, int64_t step,
+                 void *state, unsigned char *digests)
+{
+    struct iovec vectors[VECTORS];
+    struct place at = {0, 0};
+    while (at.extent < count) {
+        int used;
+        gather(extents, count, at, step, vectors, &used);
+        ssize_t done = pwritev(fd, vectors, used, offset);
+        if (done < 0) {
+            if (errno == EINTR)
+                continue;
+            return -errno;
+        }
+        if (done == 0)
+            return -EIO;
+        offset += done;
+        digests = hash(extents, &at, done, state, digests);
+    }
+    return 0;
+}
+
+/* memcpy to memory that nobody here reads soon: past the caches, so its lines are not fetched first.
+ * A tenth of a whole load's time less (docs/bench-l2.md). */
+static void copy_past_caches(char *to, const char *from, int64_t length)
+{
+#ifdef __SSE2__
+    int64_t head = (int64_t)(-(uintptr_t)to & 63);
+    if (head > length)
+        head = length;
+    memcpy(to, from, (size_t)head);
+    int64_t end = head + (length - head) / 64 * 64;
+    for (int64_t at = head; at < end; at += 64) {
+        const __m128i *source = (const __m128i *)(from + at);
+        __m128i *target = (__m128i *)(to + at);
+        __m128i first = _mm_loadu_si128(source), second = _mm_loadu_si128(source + 1);
+        __m128i third = _mm_loadu_si128(source + 2), fourth = _mm_loadu_si128(source + 3);
+        _mm_stream_si128(target, first);
+        _mm_stream_si128(target + 1, second);
+        _mm_stream_si128(target + 2, third);
+        _mm_stream_si128(target + 3, fourth);
+    }
+    memcpy(to + end, from + end, (size_t)(length - end));
+    _mm_sfence();
+#else
+    memcpy(to, from, (size_t)length);
+#endif
+}
+
+/* Hash `from` as the extents say and copy it to where they are, `step` bytes at a time. `state` goes on where the last call left it. */
+void sf_copy(const char *from, const struct extent *extents, int64_t count, int64_t step,
+             void *state, unsigned char *digests)
+{
+    for (int64_t number = 0; number < count; number++) {
+        const struct extent *one = &extents[number];
+        for (int64_t done = 0; done < one->length; done += step) {
+            int64_t length = one->length - done < step ? one->length - done : step;
+            if (one->mark != SKIPPED) {
+                update_state(state, from, (size_t)length);
+                copy_past_caches(one->at + done, from, length);
+            }
+            from += length;
+        }
+        if (one->mark == UNIT_ENDS)
+            digests = end_unit(state, digests);
+    }
+}
