@@ -111,7 +111,7 @@ def run(
                 cwd=REPOSITORY,
             )
         )
-        if ended in (130, -signal.SIGINT):
+        if ended in (130, -signal.SIGINT, -signal.SIGTERM):
             raise typer.Exit(130)
         if ended not in (0, 1):
             err.print(f"{name}: the case's process ended with status {ended}")
