@@ -2,11 +2,12 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11)
 VENV := .venv/bin
 SEEDS ?= 1000:1200
+PEERS ?= build/peers
 export TORCH_INDEX
 
 .DEFAULT_GOAL := help
 .PHONY: help preflight setup setup-dev demo test test-unit test-slurm nightly sim bench bench-full bench-report \
-    bench-l2 bench-catalog bench-tools compile-router lint types clean
+    bench-l2 bench-catalog bench-routing bench-relay bench-tools compile-router lint types clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,13 +72,21 @@ bench-l2: setup-dev  ## cost of lookup, load and store beside LMCache's own file
 bench-catalog: setup-dev  ## memory and speed of the catalog with 10^6 chunks
 	$(VENV)/python -m bench.catalog
 
+bench-routing: setup-dev  ## the router's decisions against others' on traces (TRACE=PATH for a file; hours)
+	$(VENV)/python -m bench.routing $(if $(TRACE),--trace $(TRACE))
+
+# The peers get an environment of their own; compiled rows where `make compile-router` was run.
+bench-relay: setup-dev  ## what relaying costs beside two other routers (PEERS=DIR for their environment)
+	$(VENV)/python -m bench.relay --venv $(PEERS) --rounds 3 --prefixes 200000 \
+	    $(if $(wildcard build/compiled/router),--compiled build/compiled)
+
 bench-tools:  ## builds the throttling file system (apt install gcc pkg-config libfuse3-dev fuse3)
 	@$(PYTHON) bench/throttle/available.py
 	@$(MAKE) -s -C bench/throttle
 
 compile-router: setup-dev  ## the router's hot modules as machine code, below build/compiled; their tests (needs gcc)
 	$(VENV)/python -m router.compiling build/compiled
-	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. $(VENV)/pytest -q -o pythonpath= tests/router/decide
+	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. $(VENV)/pytest -q -o pythonpath= tests/router/decide tests/router/relay
 
 lint: setup-dev  ## ruff: format and rules
 	$(VENV)/ruff format --check .

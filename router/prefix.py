@@ -186,13 +186,17 @@ def ask_of(parsed: Parsed, tokens_per_byte: float = TOKENS_PER_BYTE) -> Ask:
 
 
 def chain(data: bytes, seed: int, block_bytes: int, blocks_max: int) -> list[int]:
-    """Hashes of the whole blocks of `data`, each seeded with the one before."""
-    blocks: list[int] = []
+    """Hashes of the whole blocks of `data`, each seeded with the one before.
+
+    `Any`: compiled, a hash would be turned into mypyc's own kind of integer and back each time."""
+    blocks: list[Any] = []
+    last: Any = seed
     end = min(len(data) // block_bytes, blocks_max) * block_bytes
     cut = _CUT if block_bytes == BLOCK_BYTES else Struct(f"{block_bytes}s")
+    digest: Any = _hash
     for (block,) in cut.iter_unpack(memoryview(data)[:end]):
-        seed = _hash(block, seed)
-        blocks.append(seed)
+        last = digest(block, last)
+        blocks.append(last)
     return blocks
 
 

@@ -232,9 +232,12 @@ class Tree:
     def _trim(self, node: Node) -> None:
         """Of an edge's end, only what somebody has stays."""
         if node.entries and not node.children:
-            longest = max(each.count for each in node.entries.values())
-            self.blocks -= len(node.blocks) - longest
-            del node.blocks[longest:]
+            longest = 0
+            for each in node.entries.values():
+                longest = each.count if each.count > longest else longest
+            if longest < len(node.blocks):
+                self.blocks -= len(node.blocks) - longest
+                del node.blocks[longest:]
 
 
 def _hold(holder: Holder, node: Node, count: int, since: float) -> None:

@@ -33,6 +33,7 @@ from bench.relay.processes import Router, cpu_seconds, replicas, resident_bytes,
 
 PEERS = ("vllm-router==0.1.17", "sglang-router==0.3.2")
 OURS, COMPILED = "ours, ttft", "ours, ttft, compiled"
+ALONE = "ours, relay alone"
 THEIRS, DIRECT = "vllm-router, round robin", "no router"
 REPLICAS = 4
 GAP_MS = 5.0
@@ -83,6 +84,10 @@ def routers(peers: Path, compiled: Path | None) -> list[Router]:
         first = known[0]
         command = (first.command[0], "-P", *first.command[1:])
         known.insert(1, Router(COMPILED, command, True, str(compiled.resolve())))
+        alone = next(each for each in known if each.name == ALONE)
+        command = (alone.command[0], "-P", *alone.command[1:])
+        place = known.index(alone) + 1
+        known.insert(place, Router(f"{ALONE}, compiled", command, False, str(compiled.resolve())))
     return known
 
 
@@ -99,7 +104,7 @@ def _routers(peers: Path) -> list[Router]:
             joins_urls=True,
         ),
         Router(
-            "ours, relay alone",
+            ALONE,
             (sys.executable, "-m", "bench.relay.alone", "{port}", "{ports}"),
         ),
         Router(THEIRS, (*vllm, "--policy", "round_robin", "--prometheus-port", "{other}")),

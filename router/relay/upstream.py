@@ -70,7 +70,7 @@ class Upstream:
         self.payload: list[bytes] | None = [] if is_unchunked else None
         self.tail.clear()
         self.on_body = self.tail.append if self.payload is None else self.payload.append
-        if not self._is_parser_kept:
+        if not self._is_parser_kept or is_unchunked:  # A parser looks `on_body` up but once.
             self.parser = HttpResponseParser(self)
         self._is_parser_kept = False
         if len(pieces) == 2 and len(pieces[1]) <= JOINED_BYTES_MAX:

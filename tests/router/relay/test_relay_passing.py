@@ -378,3 +378,33 @@ async def test_neither_side_waits_for_small_packets_to_fill() -> None:
             for transport in transports:
                 sock = transport.get_extra_info("socket")
                 assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
+@over_sockets
+async def test_a_kept_connection_takes_every_kind_of_answer_after_every_other() -> None:
+    chunks = b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+    chunked = CHUNKED + chunks
+    split = b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\nseve"
+
+    async def script(line: Line) -> None:
+        for answer in (chunked, HELLO, chunked, split, chunked, chunked):
+            await line.request()
+            line.send(answer)
+            if answer is split:
+                await line.writer.drain()
+                await asyncio.sleep(0)
+                line.send(b"n!!")
+
+    async with replica(script) as there:
+        director = ScriptedDirector(there.attempt())
+        async with relaying(director) as relay, calling(relay) as caller:
+            bodies = []
+            for _ in range(5):
+                caller.send(post(b"q"))
+                bodies.append((await caller.response())[1])
+            async with calling(relay) as old:  # of HTTP/1.0: gets no chunks
+                old.send(b"GET / HTTP/1.0\r\nhost: a\r\n\r\n")
+                rest = await old.rest()
+        lines = there.accepted
+    assert bodies == [chunks, b"hello", chunks, b"seven!!", chunks]
+    assert rest.endswith(b"\r\n\r\nabcde") and lines == 1
