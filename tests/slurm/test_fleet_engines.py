@@ -8,6 +8,8 @@ prompt tokens by source.
 from __future__ import annotations
 
 import http.client
+from contextlib import suppress
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -21,6 +23,7 @@ from tests.slurm.fleetjob import FleetJob
 pytestmark = pytest.mark.engine
 UP_SECONDS = 600.0
 CHUNK_TOKENS = 256
+HTTP = "--http-port"
 PROMPT_TOKENS = 1100
 
 ENGINE = "--dtype float32 --enforce-eager --max-model-len 4096"
@@ -50,6 +53,8 @@ def fleet(job: FleetJob) -> FleetJob:
 def test_a_request_is_reloaded_on_the_other_node(fleet: FleetJob) -> None:
     first, second = sorted(fleet.replicas())
     computed = _on(fleet, first, "shared")
+    whole = PROMPT_TOKENS // CHUNK_TOKENS
+    fleet.wait(lambda: min(_known_chunks(fleet)) >= whole, "both nodes know what was stored", 120)
     reloaded, answer = _reloaded(fleet, second, "shared")
     assert reloaded == PROMPT_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS
     assert answer.tokens == computed.tokens
@@ -77,6 +82,16 @@ def test_cancelled_it_leaves_nothing(fleet: FleetJob) -> None:
     fleet.cancel()
     fleet.wait_state("CANCELLED", 120)
     assert fleet.left_over() == []
+
+
+def _known_chunks(fleet: FleetJob) -> list[int]:
+    """Chunks that each node's LMCache server finds in the namespace."""
+    ports = set()
+    for pid in fleet.pids():
+        with suppress(OSError):  # it has ended
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            ports |= {int(words[words.index(HTTP) + 1])} if HTTP in words else set()
+    return [round(get_metrics(port).total("sharedfs_catalog_chunks")) for port in ports]
 
 
 def _ask(fleet: FleetJob, text: str) -> Completion:
