@@ -4,8 +4,9 @@ The record is the commit (I4): nobody hears of a pack before `publish` succeeded
 the journal by name without creating it, writes block-aligned entries bound to (writer, offset),
 closes and checks the close. Whatever is unusual (the journal was retired while this process was
 frozen, an append failed or was slow, the size limit, a fork) has one remedy: a new writer id with
-a new journal, into which everything live of this process is published again. So a journal's past
-never matters to its future, and no append is ever repeated at the same offset (I1).
+a new journal, into which everything live of this process is published again (after a lease of
+silence: only what it dropped). So a journal's past never matters to its future, and no append is
+ever repeated at the same offset (I1).
 
 Slow means: more than half a lease between the ends of two appends; others retire a silent journal
 after a whole one. An append that hangs for that long is given up: whoever publishes next goes on
@@ -89,6 +90,7 @@ class Publisher:
         self._seal = context.seal
         self._stats = context.stats
         self._rules = context.rules
+        self._lease_seconds = context.settings.lease_seconds
         self._slow_seconds = context.settings.lease_seconds / 2
         self._ledger = ledger
         self._journal_bytes_max = journal_bytes_max
@@ -98,6 +100,7 @@ class Publisher:
         self._turn: Turn | None = None
         self._journal: Journal | None = None
         self._own: list[str] = []
+        self._last_end = float("-inf")
         self._failures = 0
         self._retry_at = 0.0
         self._full = False
@@ -236,7 +239,8 @@ class Publisher:
     def _append(self, turn: Turn, journal: Journal, records: list[Record]) -> bool:
         data, offset = self._encoded(journal.writer, journal.offset, records)
         try:
-            self._write_parts(turn, journal_path(journal.writer), journal.offset, data)
+            if not self._write_parts(turn, journal, data):
+                return False
         except FileFailure as failure:
             self._require_turn(turn)
             self._full = failure.kind is FailureKind.NO_SPACE
@@ -245,12 +249,18 @@ class Publisher:
         end = self._runtime.now()
         self._require_turn(turn)
         self._full = False
-        if self._rules.slow_append_renews and end - journal.last_end > self._slow_seconds:
-            self._stats.add("journal_slow_appends")
+        if self._is_slow(journal, end):
             return False
-        journal.last_end, journal.offset = end, offset
+        journal.last_end, journal.offset, self._last_end = end, offset, end
         self._ledger.apply(journal.writer, offset, records, end)
         return True
+
+    def _is_slow(self, journal: Journal, now: float) -> bool:
+        """What is in place by now is too late: others may have retired the journal meanwhile."""
+        is_slow = self._rules.slow_append_renews and now - journal.last_end > self._slow_seconds
+        if is_slow:
+            self._stats.add("journal_slow_appends")
+        return is_slow
 
     def _encoded(self, writer: str, offset: int, records: list[Record]) -> tuple[list[bytes], int]:
         """Entries for `records` from `offset` on, and where they end."""
@@ -260,7 +270,9 @@ class Publisher:
             offset += len(parts[-1])
         return parts, offset
 
-    def _write_parts(self, turn: Turn, path: str, offset: int, parts: list[bytes]) -> None:
+    def _write_parts(self, turn: Turn, journal: Journal, parts: list[bytes]) -> bool:
+        """False, and nothing is written, if even the open took too long."""
+        path = journal_path(journal.writer)
         if self._rules.append_never_creates:
             handle = self._files.open_write(path)
         else:
@@ -270,10 +282,12 @@ class Publisher:
                 if failure.kind is not FailureKind.MISSING:
                     raise
                 handle = self._files.create(path)
-        if self._turn is not turn:  # the open hung, and its record is given up: not to be written
+        if self._turn is not turn or self._is_slow(journal, self._runtime.now()):
             self._close_quietly(handle)
-            raise TurnOver
-        self._write_and_close(handle, offset, parts)
+            self._require_turn(turn)
+            return False
+        self._write_and_close(handle, journal.offset, parts)
+        return True
 
     def _write_and_close(self, handle: Handle, offset: int, parts: list[bytes]) -> None:
         """A handle is closed once, also when that fails."""
@@ -285,14 +299,15 @@ class Publisher:
         self._files.close(handle)
 
     def _renew(self, turn: Turn, old: Journal | None) -> Journal | None:
-        """A new id and journal, holding what is live of this process's past."""
+        """A new id and journal, holding what is live of this process's past: unless it was silent
+        for so long that others may know better what is."""
         if self._runtime.now() < self._retry_at:
             return None
         writer = self._runtime.random_bytes(8).hex()
         is_ended = old is not None and self._is_long(old) and self._append(turn, old, [End(writer)])
         self._install(turn, None)
-        again = [] if is_ended else self._republished()
         start = self._runtime.now()
+        again = [] if is_ended else self._republished(start)
         begin = Begin(FORMAT_MAJOR, self._runtime.random_bytes(16))
         records: list[Record] = [begin, *again]
         data, offset = self._encoded(writer, 0, records)
@@ -303,6 +318,7 @@ class Publisher:
             self._renewal_failed(turn, writer, failure)
             return None
         try:
+            self._require_soon(turn, start, handle)
             self._write_and_close(handle, 0, data)
         except FileFailure as failure:
             self._remove_quietly(writer)
@@ -315,10 +331,18 @@ class Publisher:
         journal = Journal(writer, offset, end)
         self._install(turn, journal)
         self._failures, self._retry_at, self._full = 0, 0.0, False
+        self._last_end = end
         self._own.append(writer)
         self._ledger.apply(writer, offset, records, end)
         self._stats.add("journals_begun")
         return journal
+
+    def _require_soon(self, turn: Turn, start: float, handle: Handle) -> None:
+        """What was gathered at `start` is not said once it is old, or another thread has said it"""
+        late = self._rules.slow_append_renews and self._runtime.now() - start > self._slow_seconds
+        if late or self._turn is not turn:
+            self._close_quietly(handle)
+            raise FileFailure(FailureKind.TIMEOUT, "create", handle.path, "over half a lease")
 
     def _renewal_failed(self, turn: Turn, writer: str, failure: FileFailure) -> None:
         self._ledger.forget_writer(writer)
@@ -329,11 +353,16 @@ class Publisher:
         self._failures += 1
         self._retry_at = self._runtime.now() + wait
 
-    def _republished(self) -> list[Record]:
+    def _republished(self, now: float) -> list[Record]:
+        """After a lease of silence nothing is called live: the old journal is still there and says
+        it, or others have retired it with all it said in a snapshot. They may have dropped and
+        forgotten some since, and a commit said again would bring it back."""
         if not self._rules.renewal_republishes or not self._own:
             return []
         own = set(self._own)
-        packs = [pack for pack in self._ledger.packs() if own.intersection(pack.committers)]
+        is_old = now - self._last_end > self._lease_seconds
+        packs = [] if is_old else self._ledger.packs()
+        packs = [pack for pack in packs if own.intersection(pack.committers)]
         commits = [
             commit
             for pack in packs

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from sharedfs_backend.files import Files, Handle
 from sharedfs_backend.layout import Beat, journal_path
 from sharedfs_backend.rules import Rules
@@ -52,6 +54,48 @@ def test_after_half_a_lease_of_silence_the_id_is_given_up(tmp_path: Path) -> Non
     assert len(journals(tmp_path)) == 2
 
 
+def committed(client: Client, journal: str) -> set[bytes]:
+    """Digests of the packs that a journal commits, as a client reads it."""
+    packs = client.store.parts.ledger.packs()
+    return {pack.name.digest for pack in packs if journal in pack.committers}
+
+
+@pytest.mark.parametrize(("silent_seconds", "said_again"), [(60.0, 1), (101.0, 0), (500.0, 0)])
+def test_after_a_lease_of_silence_nothing_is_called_live_again(
+    tmp_path: Path, silent_seconds: float, said_again: int
+) -> None:
+    """Others may have dropped and forgotten it meanwhile; the old journal or a snapshot says it."""
+    client, reader = Client(tmp_path), Client(tmp_path, 2)
+    first = chunks_of(1)
+    client.put(first)
+    (old,) = journals(tmp_path)
+    client.runtime.time += silent_seconds
+    client.put(chunks_of(1, seed=8))
+    (new,) = journals(tmp_path) - {old}
+    reader.refresh()
+    assert len(committed(reader, new)) == 1 + said_again
+    assert reader.store.lookup(list(first)) == [True]
+
+
+def test_a_renewal_whose_create_took_too_long_says_nothing(tmp_path: Path) -> None:
+    client, files = meanwhile_client(tmp_path)
+    client.put(chunks_of(1))
+    old = journals(tmp_path)
+    client.runtime.time += 60.0
+
+    frozen: list[float] = []
+
+    def freeze() -> None:
+        frozen.append(60.0)
+        client.runtime.time += 60.0
+
+    files.in_create = freeze
+    assert client.put(chunks_of(1, seed=8)).stored == [False]
+    assert frozen and journals(tmp_path) == old
+    client.pass_time(30.0)  # the breaker sees that the file system answers
+    assert client.put(chunks_of(1, seed=9)).stored == [True]
+
+
 def test_without_that_rule_the_old_id_goes_on(tmp_path: Path) -> None:
     client = Client(tmp_path, rules=replace(Rules(), slow_append_renews=False))
     client.put(chunks_of(1))
@@ -92,7 +136,15 @@ class Meanwhile(FaultyFiles):
     def __init__(self, inner: Files) -> None:
         super().__init__(inner)
         self.in_open: Callable[[], None] | None = None
+        self.in_create: Callable[[], None] | None = None
         self.in_read: Callable[[], None] | None = None
+
+    def create(self, path: str) -> Handle:
+        handle = super().create(path)
+        if self.in_create is not None and path.startswith("journals/"):
+            meanwhile, self.in_create = self.in_create, None
+            meanwhile()
+        return handle
 
     def open_write(self, path: str) -> Handle:
         handle = super().open_write(path)
