@@ -2,10 +2,10 @@
 
 A writer that dies in the middle of a store leaves one. Clearing them has to be slower than any
 writer can be: list the packs, *then* read all journals and snapshots again (a pass begun after the
-listing; a failure among them aborts), and of what is still unnamed, was so a lease ago already,
-and belongs to a dead writer, adopt what is a valid pack and unlink what is not, recording it as
-gone (I1, I5). On GekkoFS a frozen writer's late write into an unlinked name can abort the daemon,
-so there orphans are only counted until a tool clears them offline.
+listing, the dead writers' journals included; a failure holds it up), and of what is still unnamed,
+was so a lease ago already, and belongs to a dead writer, adopt what is a valid pack and unlink what
+is not, recording it as gone (I1, I5). On GekkoFS a frozen writer's late write into an unlinked name
+can abort the daemon, so there orphans are only counted until a tool clears them offline.
 
 A small state machine, moved on by background steps: idle, listing (a few directories a step),
 waiting for a pass, sizing, acting. Readers never delete.
@@ -131,15 +131,15 @@ class OrphanPass:
                 name for name in recognised(PackName.parse, names) if not self._is_counted(name)
             ]
         if not self._directories:
+            self._refresher.want_all()
             self._listed_at = self._runtime.now()
-            self._refresher.want_snapshots()
             self.phase = Phase.WAITING
         return True
 
     def _judge(self) -> bool:
         """Once all journals were read again, it can be said what is still unnamed."""
         if self._rules.orphans_reread_first and (
-            self._refresher.last_good_pass_started < self._listed_at or self._refresher.is_awaiting
+            self._refresher.last_whole_pass_started < self._listed_at or self._refresher.is_awaiting
         ):
             return False
         if self._ledger.unreadable_writers() or self._snapshots.newer:

@@ -39,7 +39,8 @@ EARLY_SECONDS = 0.2
 AWAIT_SECONDS, AWAIT_EVERY_SECONDS = 120.0, 2.0
 """How long, and how often, a snapshot is looked for that must exist (listings may be cached)."""
 DEAD_POLL_PASSES = 32
-"""A dead writer's journal is looked at in every 32nd pass: it can only grow by our mistake."""
+"""A dead writer's journal is looked at in every 32nd pass, and when all are to be read again: it
+grows only by an append that hung, or whose process was frozen in it."""
 
 
 class Refresher:
@@ -74,9 +75,13 @@ class Refresher:
         self._awaiting: dict[str, float] = {}
         self._next_await = 0.0
         self._snapshots_wanted = True
+        self._all_wanted_at: float | None = None
+        self._missed_dead = False
         self.passes_done = 0
         self.passes_begun = 0
         self.last_good_pass_started = float("-inf")
+        self.last_whole_pass_started = float("-inf")
+        """Of the last good pass that read on in the journals of the dead, too."""
 
     # -- asked for from elsewhere ------------------------------------------------------------
 
@@ -102,8 +107,11 @@ class Refresher:
         """The thread that was at it hangs: what it had begun is begun anew."""
         self._todo = None
 
-    def want_snapshots(self) -> None:
+    def want_all(self) -> None:
+        """Let the next passes read everything, until one could: snapshots, and the journals of
+        the dead."""
         self._snapshots_wanted = True
+        self._all_wanted_at = self._runtime.now()
 
     @property
     def pass_seconds(self) -> float:
@@ -137,7 +145,7 @@ class Refresher:
     def _begin_pass(self, now: float) -> None:
         self._early.clear()
         self._pass_started = now
-        self._pass_failed = False
+        self._pass_failed = self._missed_dead = False
         self.passes_begun += 1
         self._todo = []
         try:
@@ -156,12 +164,14 @@ class Refresher:
             if not self._snapshots.read_new():
                 self._pass_failed = True
                 self._snapshots_wanted = True
-        look_at_dead = self.passes_begun % DEAD_POLL_PASSES == 1
+        look_at_dead = self._all_wanted_at is not None or self.passes_begun % DEAD_POLL_PASSES == 1
         for view in self._ledger.writers():
             if self._ledger.is_current(view.writer) or view.vanished or view.unreadable:
                 continue
             if look_at_dead or not self._ledger.is_dead(view.writer) or not view.covered:
                 self._todo.append(view.writer)
+            else:
+                self._missed_dead = True
         self._todo.sort(key=lambda _: self._runtime.random_bytes(2))
 
     def _awaited(self, now: float) -> bool:
@@ -181,6 +191,10 @@ class Refresher:
         self.passes_done += 1
         if not self._pass_failed:
             self.last_good_pass_started = self._pass_started
+            if not self._missed_dead:
+                self.last_whole_pass_started = self._pass_started
+                if self._all_wanted_at is not None and self._pass_started >= self._all_wanted_at:
+                    self._all_wanted_at = None
             self._on_pass(self._pass_started, now)
         self._next_pass = max(self._pass_started + self._refresh_seconds, now)
         return max(0.0, self._next_pass - now)
@@ -207,14 +221,14 @@ class Refresher:
                 if not self._snapshots.covers(writer):
                     self._awaiting[writer] = self._runtime.now() + AWAIT_SECONDS
             else:
-                self._poll_failed(failure)
+                self._poll_failed(writer, failure)
             return
         data: bytes | None
         offset = view.covered
         try:
             data = self._read_on(handle, offset)
         except FileFailure as failure:
-            self._poll_failed(failure)
+            self._poll_failed(writer, failure)
             data = None
         try:
             self._files.close(handle)
@@ -269,6 +283,10 @@ class Refresher:
                 found.next_offset,
             )
 
-    def _poll_failed(self, failure: FileFailure) -> None:
-        self._pass_failed = True
+    def _poll_failed(self, writer: str, failure: FileFailure) -> None:
+        """What the dead may still say is needed for a whole pass only, not for a good one."""
+        if self._ledger.is_dead(writer):
+            self._missed_dead = True
+        else:
+            self._pass_failed = True
         self._stats.failed(failure, "reading a journal")

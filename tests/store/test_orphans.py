@@ -35,6 +35,28 @@ def test_a_valid_orphan_is_adopted_after_a_lease(tmp_path: Path) -> None:
     assert client.store.stats()["orphan_bytes"] == 0
 
 
+def test_a_record_that_came_late_into_a_dead_writers_journal_is_read_first(tmp_path: Path) -> None:
+    """A frozen writer goes on: before a pack is taken for an orphan, the dead are heard, too."""
+    late = Client(tmp_path, 9)
+    chunks = chunks_of(4, seed=90)
+    late.put(chunks)
+    (journal,) = (tmp_path / "journals").iterdir()
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[:4096])  # the commit is still on its way
+    client = Client(tmp_path)
+    client.put(chunks_of(1))
+    orphans = client.store.parts.orphans
+    orphans.begin()
+    client.pass_time(5.0)
+    orphans.next_allowed = float("inf")
+    client.pass_time(150.0)
+    journal.write_bytes(whole)
+    orphans.begin()
+    client.pass_time(5.0)
+    assert client.store.stats().get("orphans_adopted", 0) == 0
+    assert client.load(chunks) == [True] * 4
+
+
 def test_an_invalid_orphan_is_removed_after_a_lease(tmp_path: Path) -> None:
     orphan(tmp_path)
     (path,) = pack_files(tmp_path)

@@ -95,7 +95,7 @@ def test_adopting_a_snapshot_does_not_revive_what_was_dropped(tmp_path: Path) ->
     reader.store.parts.refresher._snapshots_wanted = False  # journals first, the snapshot later
     reader.refresh()
     assert reader.store.lookup(list(chunks)) == [False] * 4
-    reader.store.parts.refresher.want_snapshots()
+    reader.store.parts.refresher.want_all()
     reader.refresh()
     assert reader.store.stats()["snapshots_adopted"] == 1
     assert reader.store.lookup(list(chunks)) == [False] * 4
