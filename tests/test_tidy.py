@@ -20,11 +20,13 @@ PACKAGE = "sharedfs_backend"
 LAYERS = {
     # Bottom first. A module imports from its own layer and from those listed before it.
     "layout": "layout",
-    "ground": "bounds exceptions fairlock identity identity_cache rules runtime settings weights",
+    "ground": "bounds exceptions fairlock identity identity_cache native rules runtime settings"
+    " weights",
     "files": "files",
     "values": "audit buffers capacity columns context depth dirty economics gate keyring misses"
     " packcheck preload retention stats",
-    "data path": "fdcache packjob reader readplan readqueue readstep readtask writeplan writer",
+    "data path": "fdcache packjob reader readplan readqueue readstep readtask writeplan writer"
+    " writestep",
     "catalog": "catalog catalog_values entries facts indexing keytable ledger packtable rows",
     "journal": "namespace opening publisher realms refresh snapshots snapshotter",
     "sweep": "chores doubts orphans sweeper turns",
@@ -54,6 +56,7 @@ SYSTEM_USERS = {
     # Top-level module: why it may touch the operating system.
     "files": "the only code that touches the shared file system",
     "runtime": "random bytes",
+    "native": "the compiled loops, and the variable that switches them off",
     "identity": "model directories, which are not in the namespace",
     "identity_cache": "a cache on the local disk",
     "weights": "weight files, which are not in the namespace",
