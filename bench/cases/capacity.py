@@ -66,7 +66,7 @@ class Capacity:
 
     name = "capacity"
     question = "How do hit rate and time to first token depend on the cap, beside LRU and Belady?"
-    minutes: Mapping[str, float] = {QUICK: 0.8, FULL: 12}
+    minutes: Mapping[str, float] = {QUICK: 0.7, FULL: 12}
     needs: tuple[str, ...] = ()
 
     def run(self, context: Context) -> None:

@@ -46,7 +46,7 @@ class Cost:
 
     name = "cost"
     question = "What does storing cost, from which hit rate and which length does a reload pay?"
-    minutes: Mapping[str, float] = {QUICK: 0.8, FULL: 25}
+    minutes: Mapping[str, float] = {QUICK: 0.7, FULL: 25}
     needs: tuple[str, ...] = ()
 
     def run(self, context: Context) -> None:

@@ -29,7 +29,7 @@ class Nodes:
 
     name = "nodes"
     question = "What do many nodes reach together on one namespace, and what does each wait?"
-    minutes: Mapping[str, float] = {QUICK: 0.7, FULL: 10}
+    minutes: Mapping[str, float] = {QUICK: 0.2, FULL: 10}
     needs: tuple[str, ...] = ()
 
     def run(self, context: Context) -> None:

@@ -59,7 +59,7 @@ class ScaleOut:
 
     name = "scaleout"
     question = "What do several replicas gain from one namespace over private directories?"
-    minutes: Mapping[str, float] = {QUICK: 0.7, FULL: 20}
+    minutes: Mapping[str, float] = {QUICK: 0.6, FULL: 20}
     needs: tuple[str, ...] = ()
 
     def run(self, context: Context) -> None:
