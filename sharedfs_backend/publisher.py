@@ -2,18 +2,16 @@
 
 The record is the commit (I4): nobody hears of a pack before `publish` succeeded. An append opens
 the journal by name without creating it, writes block-aligned entries bound to (writer, offset),
-closes and checks the close. Whatever is unusual (the journal was retired while this process was
-frozen, an append failed or was slow, the size limit, a fork) has one remedy: a new writer id with
-a new journal, into which everything live of this process is published again (after a lease of
-silence: only what it dropped). So a journal's past never matters to its future, and no append is
-ever repeated at the same offset (I1).
+closes and checks the close. Whatever is unusual (retired while this process was frozen, a failed or
+slow append, the size limit, a fork) has one remedy: a new writer id and journal, in which all that
+lives of this process is published again (after a lease of silence: only what it dropped). So no
+append is ever repeated at the same offset (I1).
 
 Slow means: more than half a lease between the ends of two appends; others retire a silent journal
 after a whole one. An append that hangs for that long is given up: whoever publishes next goes on
 under a new id, and the hung thread finds its turn over when it wakes up (I6).
 
-Calls block on I/O and belong on a worker lane. Queued records of several callers share an append.
-Nothing here decides what to publish.
+Calls block on I/O: for a worker lane. Queued records of several callers share an append.
 """
 
 from __future__ import annotations
@@ -299,8 +297,7 @@ class Publisher:
         self._files.close(handle)
 
     def _renew(self, turn: Turn, old: Journal | None) -> Journal | None:
-        """A new id and journal, holding what is live of this process's past: unless it was silent
-        for so long that others may know better what is."""
+        """A new id and journal, holding what is live of this process's past."""
         if self._runtime.now() < self._retry_at:
             return None
         writer = self._runtime.random_bytes(8).hex()
@@ -339,8 +336,8 @@ class Publisher:
 
     def _require_soon(self, turn: Turn, start: float, handle: Handle) -> None:
         """What was gathered at `start` is not said once it is old, or another thread has said it"""
-        late = self._rules.slow_append_renews and self._runtime.now() - start > self._slow_seconds
-        if late or self._turn is not turn:
+        age = self._runtime.now() - start
+        if (self._rules.slow_append_renews and age > self._slow_seconds) or self._turn is not turn:
             self._close_quietly(handle)
             raise FileFailure(FailureKind.TIMEOUT, "create", handle.path, "over half a lease")
 
@@ -354,15 +351,14 @@ class Publisher:
         self._retry_at = self._runtime.now() + wait
 
     def _republished(self, now: float) -> list[Record]:
-        """After a lease of silence nothing is called live: the old journal is still there and says
-        it, or others have retired it with all it said in a snapshot. They may have dropped and
-        forgotten some since, and a commit said again would bring it back."""
+        """After a lease of silence nothing is called live: others may have retired the old journal,
+        dropped what it held and forgotten that; a commit said again would bring it back."""
         if not self._rules.renewal_republishes or not self._own:
             return []
         own = set(self._own)
         is_old = now - self._last_end > self._lease_seconds
-        packs = [] if is_old else self._ledger.packs()
-        packs = [pack for pack in packs if own.intersection(pack.committers)]
+        known = [] if is_old else self._ledger.packs()
+        packs = [pack for pack in known if own.intersection(pack.committers)]
         commits = [
             commit
             for pack in packs
@@ -372,9 +368,7 @@ class Publisher:
         ]
         dropped = self._ledger.pending()
         gone = [p for p in self._ledger.packs() if p.gone and not p.snapshotted]
-        records: list[Record] = []
-        if commits:
-            records.append(Commit(tuple(commits)))
+        records: list[Record] = [Commit(tuple(commits))] if commits else []
         if dropped:
             records.append(Drop(tuple(p.name for p in dropped)))
         if gone:
