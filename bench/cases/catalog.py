@@ -207,7 +207,9 @@ def _draw(rows: Sequence[Row], latencies: Sequence[float], canvas: Any) -> None:
             for source in SOURCES
         }
         title = f"{latency:g} ms per operation"
-        curves(axes, data, x="chunks", y="s", log_x=True, log_y=True, title=title)
+        curves(
+            axes, data, x="chunks", y="until the first hit, s", log_x=True, log_y=True, title=title
+        )
 
 
 def _beside(rows: Sequence[Row]) -> list[Figure]:

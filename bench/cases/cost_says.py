@@ -212,7 +212,7 @@ def _draw(figure: Any, *, rows: Sequence[Row], latencies: list[float]) -> None:
     data: dict[str, dict[int, list[float]]] = {}
     for row in rows:
         if row.metric == "load" and row.value is not None and row.has(adapter=OURS, model=name):
-            label = f"ours, {float(row.params['latency_ms']):g} ms"
+            label = f"reloading, {float(row.params['latency_ms']):g} ms"
             total = row.value + _paired(rows, row, "hit_lookup")
             data.setdefault(label, {}).setdefault(int(row.params["tokens"]), []).append(total)
     lengths = sorted({tokens for points in data.values() for tokens in points})
@@ -220,4 +220,4 @@ def _draw(figure: Any, *, rows: Sequence[Row], latencies: list[float]) -> None:
         prefill = prefill_on(GPUS[gpu], MODELS[name])
         modelled = [prefill.seconds(tokens, tokens) * 1e3 for tokens in lengths]
         axes.plot(lengths, modelled, "--", linewidth=1, label=f"computing, {gpu}")
-    curves(axes, data, x="prefix, tokens", y="ms", log_y=True)
+    curves(axes, data, x="prefix, tokens", y="until the prefix is there, ms", log_y=True)

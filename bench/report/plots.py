@@ -73,7 +73,7 @@ def curves(
     if log_x:
         axes.set_xscale("symlog" if _has_zero(data) else "log", **_linear(data))
     if log_x or len(ticks) <= TICKS_MAX:
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_xticks(ticks, [f"{tick:,.0f}" if tick >= 1000 else f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
     if log_y:
         logarithmic(axes)
