@@ -26,7 +26,8 @@ log = logging.getLogger("sharedfs_backend")
 
 DOUBTS_MAX = 1024
 """One forgotten costs nothing but time: it is live if its record came, else an orphan (I9)."""
-WITHDRAWN_A_STEP = 64
+WITHDRAWN_A_STEP = 16
+"""Commits of ordinary packs and their drop fit one entry."""
 
 
 class Doubts:

@@ -5,6 +5,9 @@ whoever ends the task (done, late, cancelled, closed) shuts the gate first and w
 inside. From then on nobody gets in, however late a hung call wakes up. Single parts (one chunk of
 a load) can be shut alone.
 
+Compiled code, which cannot ask, sees `stop_word` become 1 when the gate shuts: somebody who waited
+in vain for those inside may have given the memory back.
+
 It knows nothing of files or chunks. Thread-safe. Held inside: memory copies, or for a store the
 write that reads the buffers; never anything that itself waits for the gate.
 """
@@ -14,6 +17,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sharedfs_backend.runtime import Waiter
 
@@ -50,7 +56,16 @@ class Gate:
     `enforced` keeps nobody out and waits for nobody: for tests that show why there are gates.
     """
 
-    __slots__ = ("_enforced", "_inside", "_lock", "_shut", "_shut_parts", "_waiter", "_waiting")
+    __slots__ = (
+        "_enforced",
+        "_inside",
+        "_lock",
+        "_shut",
+        "_shut_parts",
+        "_waiter",
+        "_waiting",
+        "stop_word",
+    )
 
     def __init__(
         self, waiter: Callable[[], Waiter] = threading.Event, *, enforced: bool = True
@@ -60,6 +75,7 @@ class Gate:
         self._waiter = waiter
         self._inside: dict[int, int] = {}
         self._shut = False
+        self.stop_word: NDArray[np.uint8] = np.zeros(1, np.uint8)
         self._shut_parts: set[int] = set()
         self._waiting: list[tuple[int, Waiter]] = []
 
@@ -79,6 +95,7 @@ class Gate:
         """Nobody gets in any more; True once nobody is inside, False if that took too long."""
         with self._lock:
             self._shut = True
+            self.stop_word[0] = self._enforced
             waiter = self._wait_for(WHOLE)
         return waiter is None or waiter.wait(timeout_seconds)
 
@@ -86,6 +103,7 @@ class Gate:
         """Nobody gets in any more; whether nobody is inside now. Waits for nothing."""
         with self._lock:
             self._shut = True
+            self.stop_word[0] = self._enforced
             return not (self._enforced and self._is_inside(WHOLE))
 
     def shut_part(self, part: int, timeout_seconds: float | None = None) -> bool:

@@ -198,7 +198,11 @@ class Parts:
     def _wire_putter(self) -> None:
         settings = self.settings
         write_hashed: HashedWrite | None = None
-        if self._local is not None and self.profile.piece_bytes < UNIT_BYTES:
+        if (
+            self._local is not None
+            and self.profile.vectored
+            and self.profile.piece_bytes < UNIT_BYTES
+        ):
             write_hashed = self.watched.watched_hashed(self._local.write_hashed)
         self.pack_writer = PackWriter(
             self.watched,

@@ -192,6 +192,7 @@ class Store:
 
     def unlock(self, keys: Sequence[bytes], *, realm: Realm | None = None) -> None:
         """Undo one `lookup(..., lock=True)` of these keys. Unknown keys are fine."""
+        _check_keys(keys)
         self._open().finder.unlock(keys, realm or self._direct())
 
     def layouts_of(
@@ -267,6 +268,7 @@ class Store:
 
     def forget(self, keys: Sequence[bytes], *, realm: Realm | None = None) -> list[int]:
         """Stop finding these chunks in this process; bytes each held (0: was not found)."""
+        _check_keys(keys)
         return self._open().finder.forget(keys, realm or self._direct())
 
     # -- time and state ----------------------------------------------------------------------

@@ -1,10 +1,11 @@
 """PackWriter: brings one pack to the file system in as few operations as it takes.
 
 create, payload (hashed and written piece by piece while in cache), header, check, trailer, close. A
-pack that fits one write gets header and payload in that one. Once the last byte of the buffers has
-been read, clock and gates are checked: past half of the buffers' time-to-live their content may be
-someone else's by now, under a valid checksum, so the pack is abandoned without a trailer and nobody
-can adopt it (I7). A failure anywhere, the close included, loses the pack.
+pack that fits one write gets header and payload in that one, except in the compiled loops. Once the
+last byte of the buffers has been read, clock and gates are checked: past half of the buffers'
+time-to-live their content may be someone else's by now, under a valid checksum, so the pack is
+abandoned without a trailer and nobody can adopt it (I7). A failure anywhere, the close included,
+loses the pack.
 
 Keeps I1: the name is never tried a second time. Buffers are touched inside their tasks' gates only.
 It commits nothing: a crash before the trailer is whole leaves an invalid file, one after it a valid
@@ -19,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 
+from sharedfs_backend.buffers import address_of
 from sharedfs_backend.dirty import DirtyBudget
 from sharedfs_backend.files import (
     Buffer,
@@ -213,9 +215,7 @@ class _OpenPack:
         self._sizes = [view.nbytes for view in job.views]
         self._write_hashed = writer._write_hashed
         self._native: NativeHasher | None = None
-        if self._write_hashed is not None and writer._loops is not None:
-            self._native = writer._loops.hasher()
-            self._addresses = addresses_of(job.views)
+        self._addresses: list[int] = []
         self._clean = 0  # everything before is flushed
         self._dirty_bytes = 0
 
@@ -223,6 +223,10 @@ class _OpenPack:
         """Header, payload and trailer are in place; the table of what was written."""
         job, place = self._job, self._job.place
         lengths = self._sizes
+        if self._write_hashed is not None and self._writer._loops is not None:
+            stops = [address_of(gate.stop_word) for gate in self._lenders]
+            self._native = self._writer._loops.hasher(stops)
+            self._addresses = addresses_of(job.views)
         whole: list[WritePiece] = []
         if self._write_hashed is None:
             whole = list(plan_writes(place.entries_offsets, lengths, ONE_WRITE_BYTES_MAX))
@@ -267,6 +271,8 @@ class _OpenPack:
         assert self._native is not None
         extents, chunks = extents_of(piece.parts, self._addresses, self._sizes)
         digests = write_hashed(self._handle, piece.offset, extents, self._native)
+        if digests is None:
+            raise _Abandoned(CANCELLED)
         for chunk, digest in zip(chunks, digests, strict=True):
             self._digests[chunk].append(digest)
         self._wrote(piece.offset, piece.length)

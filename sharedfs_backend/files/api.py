@@ -71,9 +71,9 @@ CachedRead = Callable[[Handle, int, Sequence[memoryview]], int]
 HashedRead = Callable[[Handle, int, "Sequence[Extent]"], "list[bytes] | None"]
 """`LocalFiles.read_hashed`: the same to the extents, in steps; the digest of each unit, or None."""
 
-HashedWrite = Callable[[Handle, int, "Sequence[Extent]", "NativeHasher"], "list[bytes]"]
+HashedWrite = Callable[[Handle, int, "Sequence[Extent]", "NativeHasher"], "list[bytes] | None"]
 """`LocalFiles.write_hashed`: the extents written at an offset, in steps; the digest of each unit
-that ends in them."""
+that ends in them, None if the hasher's stops ended it."""
 
 
 class Files(Protocol):

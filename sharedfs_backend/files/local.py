@@ -110,8 +110,8 @@ class LocalFiles:
 
     def write_hashed(
         self, handle: Handle, offset: int, extents: Sequence[Extent], hasher: NativeHasher
-    ) -> list[bytes]:
-        """`write` in steps that stay in a core's cache, and the digest of each unit that ends.
+    ) -> list[bytes] | None:
+        """`write` in small steps, and the digest of each unit that ends; None if it was stopped.
         Only where the profile is `vectored` and there are loops."""
         try:
             return _loops().write(cast(LocalHandle, handle).fd, offset, extents, hasher)

@@ -157,10 +157,11 @@ class WatchedFiles:
 
         def write(
             handle: Handle, offset: int, extents: Sequence[Extent], hasher: NativeHasher
-        ) -> list[bytes]:
+        ) -> list[bytes] | None:
+            result = self._call("write", handle.path, write_hashed, handle, offset, extents, hasher)
             with self._lock:
                 self._count("write", handle.path, steps(extents) - 1)
-            return self._call("write", handle.path, write_hashed, handle, offset, extents, hasher)
+            return result
 
         return write
 

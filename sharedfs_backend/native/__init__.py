@@ -52,6 +52,7 @@ class Loops:
 
     def __init__(self, library: ctypes.CDLL, xxh3: ctypes.CDLL) -> None:
         """Raises AttributeError where either lacks a symbol."""
+        library.sf_abi_1  # noqa: B018  # an older build lacks it
         names = ("createState", "freeState", "128bits_reset", "128bits_update", "128bits_digest")
         library.sf_use(
             *(ctypes.cast(getattr(xxh3, f"XXH3_{name}"), ctypes.c_void_p) for name in names)
@@ -81,6 +82,8 @@ class Loops:
             number,
             pointer,
             pointer,
+            number,
+            pointer,
         )
         self._copy.argtypes = (pointer, pointer, number, number, pointer, pointer)
 
@@ -94,15 +97,22 @@ class Loops:
             raise OSError(code, os.strerror(code))
         return _split(digests, units)
 
-    def hasher(self) -> NativeHasher:
-        return NativeHasher(self._library)
+    def hasher(self, stops: Sequence[int] = ()) -> NativeHasher:
+        """`stops`: addresses of bytes that end a write when one is not 0 (`Gate.stop_word`)."""
+        return NativeHasher(self._library, stops)
 
     def write(
         self, fd: int, offset: int, extents: Sequence[Extent], hasher: NativeHasher
-    ) -> list[bytes]:
-        """Write the extents from `offset` on; the digests of the units that end in them."""
+    ) -> list[bytes] | None:
+        """Write the extents from `offset` on; the digests of the units that end in them, None if
+        the hasher's stops ended it."""
         table, digests, units = _prepared(extents)
-        result = self._write(fd, offset, table, len(extents), STEP_BYTES, hasher.state, digests)
+        state, stops = hasher.state, hasher.stops
+        result = self._write(
+            fd, offset, table, len(extents), STEP_BYTES, state, stops, len(stops), digests
+        )
+        if result == -errno.ECANCELED:
+            return None
         if result:
             raise OSError(-result, os.strerror(-result))
         return _split(digests, units)
@@ -118,16 +128,19 @@ class Loops:
 class NativeHasher:
     """The state of one unit on its way, kept between calls. One thread at a time."""
 
-    __slots__ = ("_library", "state")
+    __slots__ = ("_library", "state", "stops")
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, stops: Sequence[int] = ()) -> None:
         self._library = library
+        self.stops = (ctypes.c_void_p * len(stops))(*stops)
+        self.state: int | None = None
         self.state = library.sf_new()
         if not self.state:
             raise MemoryError("no memory for a hash state")
 
     def __del__(self) -> None:
-        self._library.sf_delete(self.state)
+        if self.state:
+            self._library.sf_delete(self.state)
 
 
 _Table = ctypes.Array[_Extent]

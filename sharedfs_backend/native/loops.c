@@ -46,6 +46,11 @@ void sf_use(void *(*create)(void), int (*release)(void *), int (*reset)(void *),
     digest_state = digest;
 }
 
+/* Another name with every change of a signature or a struct: an older build is then not used. */
+void sf_abi_1(void)
+{
+}
+
 void *sf_new(void)
 {
     void *state = create_state();
@@ -128,11 +133,22 @@ static unsigned char *hash(const struct extent *extents, struct place *from, int
     return digests;
 }
 
+/* Whether every extent has bytes: the walks below rely on it. */
+static int are_full(const struct extent *extents, int64_t count)
+{
+    for (int64_t number = 0; number < count; number++)
+        if (extents[number].length <= 0)
+            return 0;
+    return 1;
+}
+
 /* Read to the extents, `step` bytes at a time, from `offset` on; hash each step. With `flags` as
  * for preadv2. 0, or 1 if a read brought less than asked, or -errno. */
 int64_t sf_read(int fd, int64_t offset, const struct extent *extents, int64_t count, int64_t step,
                 int flags, unsigned char *digests)
 {
+    if (!are_full(extents, count))
+        return -EINVAL;
     struct iovec vectors[VECTORS];
     struct place at = {0, 0};
     void *state = sf_new();
@@ -156,12 +172,24 @@ int64_t sf_read(int fd, int64_t offset, const struct extent *extents, int64_t co
     return result;
 }
 
-/* Write the extents, `step` bytes at a time, from `offset` on, and hash each step once the kernel
- * has copied it, so brought it into the cache. `state` goes on where the last call left it. 0 or
- * -errno; a write of nothing is EIO. */
-int64_t sf_write(int fd, int64_t offset, const struct extent *extents, int64_t count, int64_t step,
-                 void *state, unsigned char *digests)
+static int is_stopped(const volatile unsigned char *const *stops, int64_t count)
 {
+    for (int64_t number = 0; number < count; number++)
+        if (*stops[number])
+            return 1;
+    return 0;
+}
+
+/* Write the extents, `step` bytes at a time, from `offset` on, and hash each step after the kernel
+ * has read it. `state` goes on where the last call left it. 0 or -errno; a write of nothing is EIO.
+ * After each write, which may have hung, `stops` are looked at before a byte is touched: -ECANCELED
+ * once one is not 0. */
+int64_t sf_write(int fd, int64_t offset, const struct extent *extents, int64_t count, int64_t step,
+                 void *state, const volatile unsigned char *const *stops, int64_t stop_count,
+                 unsigned char *digests)
+{
+    if (!are_full(extents, count))
+        return -EINVAL;
     struct iovec vectors[VECTORS];
     struct place at = {0, 0};
     while (at.extent < count) {
@@ -173,6 +201,8 @@ int64_t sf_write(int fd, int64_t offset, const struct extent *extents, int64_t c
                 continue;
             return -errno;
         }
+        if (is_stopped(stops, stop_count))
+            return -ECANCELED;
         if (done == 0)
             return -EIO;
         offset += done;
@@ -182,7 +212,7 @@ int64_t sf_write(int fd, int64_t offset, const struct extent *extents, int64_t c
 }
 
 /* memcpy to memory that nobody here reads soon: past the caches, so its lines are not fetched first.
- * A tenth of a whole load's time less (docs/bench-l2.md). */
+ * A tenth less for a whole load (docs/bench-l2.md). */
 static void copy_past_caches(char *to, const char *from, int64_t length)
 {
 #ifdef __SSE2__

@@ -20,6 +20,14 @@ def test_a_shut_gate_lets_nobody_in() -> None:
     assert gate.is_shut
 
 
+def test_compiled_code_sees_that_a_gate_is_shut() -> None:
+    for shut in (Gate.shut, Gate.try_shut):
+        gate = Gate()
+        assert gate.stop_word.tolist() == [0]
+        shut(gate)
+        assert gate.stop_word.tolist() == [1]
+
+
 def test_shutting_waits_for_those_inside() -> None:
     gate, shut = Gate(), threading.Event()
 

@@ -19,7 +19,7 @@ from sharedfs_backend.layout import (
     header_checksum,
     peek_header_bytes,
 )
-from sharedfs_backend.native import Extent, NativeHasher
+from sharedfs_backend.native import STEP_BYTES, Extent, NativeHasher
 from sharedfs_backend.packjob import CANCELLED, LATE, PackJob
 from sharedfs_backend.rules import Rules
 from tests.datapath.support import MIB, World, compiled, content
@@ -115,7 +115,7 @@ def test_the_loops_write_large_pieces_without_holes(tmp_path: Path) -> None:
 
     def write(
         handle: Handle, offset: int, extents: Sequence[Extent], hasher: NativeHasher
-    ) -> list[bytes]:
+    ) -> list[bytes] | None:
         offsets.append((offset, sum(length for _, length, _ in extents)))
         return local.write_hashed(handle, offset, extents, hasher)
 
@@ -148,7 +148,7 @@ def test_a_late_pack_stops_between_pieces_of_the_loops(tmp_path: Path) -> None:
 
     def write(
         handle: Handle, offset: int, extents: Sequence[Extent], hasher: NativeHasher
-    ) -> list[bytes]:
+    ) -> list[bytes] | None:
         late.runtime.seconds += 100
         return local.write_hashed(handle, offset, extents, hasher)
 
@@ -156,6 +156,28 @@ def test_a_late_pack_stops_between_pieces_of_the_loops(tmp_path: Path) -> None:
     outcome = late.writer.write(late.job([content(n, 8 * MIB) for n in range(4)]))
     assert outcome.written is None and outcome.reason == LATE
     assert late.runtime.seconds == 1200
+
+
+def test_a_write_that_wakes_up_after_its_task_ended_touches_no_buffer(tmp_path: Path) -> None:
+    """I7: the caller may have the memory back; nothing is hashed, no step follows."""
+    local = LocalFiles(str(tmp_path))
+    found: list[list[bytes] | None] = []
+    gate = Gate()
+
+    def write(
+        handle: Handle, offset: int, extents: Sequence[Extent], hasher: NativeHasher
+    ) -> list[bytes] | None:
+        gate.try_shut()  # as if the first step hung until then
+        found.append(local.write_hashed(handle, offset, extents, hasher))
+        return found[-1]
+
+    world = hashing_world(tmp_path, write)
+    job = world.job([content(1, MIB)], gates=[gate])
+    outcome = world.writer.write(job)
+    assert (outcome.written, outcome.reason) == (None, CANCELLED)
+    assert found == [None]
+    assert len(whole_file(world, job)) == job.place.payload_offset + STEP_BYTES
+    assert world.ops == ["create", "close"]
 
 
 def test_a_missing_directory_is_made_once(world: World) -> None:

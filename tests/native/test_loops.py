@@ -103,7 +103,7 @@ def test_writing_writes_and_hashes_over_several_calls(
         digests: list[bytes] = []
         offset = 5
         for extents in (pieces.extents[:half], pieces.extents[half:]):
-            digests += loops.write(opened.fileno(), offset, extents, hasher)
+            digests += loops.write(opened.fileno(), offset, extents, hasher) or []
             offset += sum(length for _, length, _ in extents)
     assert digests == pieces.digests
     assert (tmp_path / "file").read_bytes() == bytes(5) + pieces.content
@@ -139,6 +139,19 @@ def test_errors_are_the_system_s(loops: Loops, tmp_path: Path) -> None:
     with (tmp_path / "file").open("rb") as opened, pytest.raises(OSError) as caught:
         loops.write(opened.fileno(), 0, extents, loops.hasher())
     assert caught.value.errno == errno.EBADF
+
+
+def test_an_extent_without_bytes_is_refused(loops: Loops, tmp_path: Path) -> None:
+    memory = np.zeros(100, np.uint8)
+    extents = [(address_of(memory), 100, HASHED), (address_of(memory), 0, UNIT_ENDS)]
+    (tmp_path / "file").write_bytes(bytes(100))
+    with (tmp_path / "file").open("r+b") as opened:
+        with pytest.raises(OSError) as caught:
+            loops.read(opened.fileno(), 0, extents, 0)
+        assert caught.value.errno == errno.EINVAL
+        with pytest.raises(OSError) as caught:
+            loops.write(opened.fileno(), 0, extents, loops.hasher())
+        assert caught.value.errno == errno.EINVAL
 
 
 def test_a_full_disk_is_reported(loops: Loops) -> None:

@@ -28,13 +28,15 @@ def test_a_put_refuses_what_is_no_chunk_key_and_says_what_to_pass(
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_lookups_and_loads_refuse_it_too(tmp_path: Path, wrong: bytes) -> None:
+def test_whatever_takes_keys_refuses_it_too(tmp_path: Path, wrong: bytes) -> None:
     store = Client(tmp_path).store
     item = LoadItem(wrong, memoryview(bytearray(len(CONTENT))), LAYOUT)
     for ask in (
         lambda: store.lookup([KEY, wrong]),
         lambda: store.layouts_of([KEY, wrong]),
         lambda: store.submit_load([item]),
+        lambda: store.unlock([KEY, wrong]),
+        lambda: store.forget([KEY, wrong]),
     ):
         with pytest.raises(ValueError, match=f"has {len(wrong)} bytes: a chunk key has 16"):
             ask()

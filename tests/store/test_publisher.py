@@ -75,6 +75,11 @@ def test_after_a_lease_of_silence_nothing_is_called_live_again(
     reader.refresh()
     assert len(committed(reader, new)) == 1 + said_again
     assert reader.store.lookup(list(first)) == [True]
+    client.runtime.time += 60.0  # the next renewal, after half a lease only
+    client.put(chunks_of(1, seed=9))
+    (newest,) = journals(tmp_path) - {old, new}
+    reader.refresh()
+    assert len(committed(reader, newest)) == 2 + said_again
 
 
 def test_a_renewal_whose_create_took_too_long_says_nothing(tmp_path: Path) -> None:
