@@ -153,7 +153,8 @@ class Parts:
             return None
         if self._loops is None:
             return python_fill(self.watched.counted(self._local.read_cached), self.seal)
-        return native_fill(self.watched.counted_hashed(self._local.read_hashed))
+        read = self.watched.counted_hashed(self._local.read_hashed, self.profile.piece_bytes)
+        return native_fill(read)
 
     def _wire_background(self) -> None:
         ledger = self.ledger
@@ -203,7 +204,8 @@ class Parts:
             and self.profile.vectored
             and self.profile.piece_bytes < UNIT_BYTES
         ):
-            write_hashed = self.watched.watched_hashed(self._local.write_hashed)
+            step_bytes = self.profile.piece_bytes
+            write_hashed = self.watched.watched_hashed(self._local.write_hashed, step_bytes)
         self.pack_writer = PackWriter(
             self.watched,
             self.runtime,

@@ -104,17 +104,19 @@ class LocalFiles:
         every byte is in memory. Only where the profile has `cached_reads` and there are loops."""
         flags = _NOWAIT if self.profile.cached_reads is CachedReads.NOWAIT else 0
         try:
-            return _loops().read(cast(LocalHandle, handle).fd, offset, extents, flags)
+            fd, step_bytes = cast(LocalHandle, handle).fd, self.profile.piece_bytes
+            return _loops().read(fd, offset, extents, step_bytes, flags)
         except OSError:
             return None
 
     def write_hashed(
         self, handle: Handle, offset: int, extents: Sequence[Extent], hasher: NativeHasher
     ) -> list[bytes] | None:
-        """`write` in small steps, and the digest of each unit that ends; None if it was stopped.
-        Only where the profile is `vectored` and there are loops."""
+        """`write` in steps of the profile's pieces, and the digest of each unit that ends; None if
+        it was stopped. Only where the profile is `vectored` and there are loops."""
         try:
-            return _loops().write(cast(LocalHandle, handle).fd, offset, extents, hasher)
+            fd, step_bytes = cast(LocalHandle, handle).fd, self.profile.piece_bytes
+            return _loops().write(fd, offset, extents, step_bytes, hasher)
         except OSError as error:
             raise translate(error, "write", handle.path) from error
 

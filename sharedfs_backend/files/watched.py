@@ -140,19 +140,19 @@ class WatchedFiles:
 
         return read
 
-    def counted_hashed(self, read_hashed: HashedRead) -> HashedRead:
+    def counted_hashed(self, read_hashed: HashedRead, step_bytes: int) -> HashedRead:
         """The same for `read_hashed`, by its steps."""
 
         def read(handle: Handle, offset: int, extents: Sequence[Extent]) -> list[bytes] | None:
             digests = read_hashed(handle, offset, extents)
             if digests is not None:
                 with self._lock:
-                    self._count("read", handle.path, steps(extents))
+                    self._count("read", handle.path, steps(extents, step_bytes))
             return digests
 
         return read
 
-    def watched_hashed(self, write_hashed: HashedWrite) -> HashedWrite:
+    def watched_hashed(self, write_hashed: HashedWrite, step_bytes: int) -> HashedWrite:
         """`write_hashed` of the inner layer, watched like a write and counted by its steps."""
 
         def write(
@@ -160,7 +160,7 @@ class WatchedFiles:
         ) -> list[bytes] | None:
             result = self._call("write", handle.path, write_hashed, handle, offset, extents, hasher)
             with self._lock:
-                self._count("write", handle.path, steps(extents) - 1)
+                self._count("write", handle.path, steps(extents, step_bytes) - 1)
             return result
 
         return write

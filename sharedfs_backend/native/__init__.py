@@ -27,9 +27,6 @@ log = logging.getLogger("sharedfs_backend")
 SKIPPED, HASHED, UNIT_ENDS = range(3)
 """Marks of an extent: padding; part of a unit; the part of a unit that ends it."""
 
-STEP_BYTES = 256 * 1024
-"""Moved and then hashed while source and copy are in a core's second cache."""
-
 COPY_BYTES = 32 * 1024
 """Hashed and then copied: what a core's first cache holds."""
 
@@ -87,11 +84,14 @@ class Loops:
         )
         self._copy.argtypes = (pointer, pointer, number, number, pointer, pointer)
 
-    def read(self, fd: int, offset: int, extents: Sequence[Extent], flags: int) -> list[bytes]:
-        """Read to the extents from `offset` on; the digests of the units that end in them. Raises
-        OSError, ENODATA where less came than asked."""
+    def read(
+        self, fd: int, offset: int, extents: Sequence[Extent], step_bytes: int, flags: int
+    ) -> list[bytes]:
+        """Read to the extents from `offset` on, `step_bytes` at a time, each hashed at once; the
+        digests of the units that end in them. Raises OSError, ENODATA where less came than asked.
+        """
         table, digests, units = _prepared(extents)
-        result = self._read(fd, offset, table, len(extents), STEP_BYTES, flags, digests)
+        result = self._read(fd, offset, table, len(extents), step_bytes, flags, digests)
         if result:
             code = errno.ENODATA if result > 0 else -result
             raise OSError(code, os.strerror(code))
@@ -102,14 +102,19 @@ class Loops:
         return NativeHasher(self._library, stops)
 
     def write(
-        self, fd: int, offset: int, extents: Sequence[Extent], hasher: NativeHasher
+        self,
+        fd: int,
+        offset: int,
+        extents: Sequence[Extent],
+        step_bytes: int,
+        hasher: NativeHasher,
     ) -> list[bytes] | None:
-        """Write the extents from `offset` on; the digests of the units that end in them, None if
-        the hasher's stops ended it."""
+        """Write the extents from `offset` on, `step_bytes` at a time, each hashed at once; the
+        digests of the units that end in them, None if the hasher's stops ended it."""
         table, digests, units = _prepared(extents)
         state, stops = hasher.state, hasher.stops
         result = self._write(
-            fd, offset, table, len(extents), STEP_BYTES, state, stops, len(stops), digests
+            fd, offset, table, len(extents), step_bytes, state, stops, len(stops), digests
         )
         if result == -errno.ECANCELED:
             return None
@@ -161,9 +166,9 @@ def _split(digests: _Digests, units: int) -> list[bytes]:
     return [found[at : at + DIGEST_BYTES] for at in range(0, DIGEST_BYTES * units, DIGEST_BYTES)]
 
 
-def steps(extents: Sequence[Extent]) -> int:
+def steps(extents: Sequence[Extent], step_bytes: int) -> int:
     """System calls that moving these extents takes, if none moves less than asked."""
-    return max(1, -(-sum(length for _, length, _ in extents) // STEP_BYTES))
+    return max(1, -(-sum(length for _, length, _ in extents) // step_bytes))
 
 
 @functools.cache

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from sharedfs_backend.files import FailureKind, FileFailure, Handle, HashedWrite, LocalFiles
+from sharedfs_backend.files import (
+    FailureKind,
+    FileFailure,
+    Handle,
+    HashedWrite,
+    LocalFiles,
+    Profile,
+)
 from sharedfs_backend.gate import Gate
 from sharedfs_backend.layout import (
     TRAILER_BYTES,
@@ -19,7 +26,7 @@ from sharedfs_backend.layout import (
     header_checksum,
     peek_header_bytes,
 )
-from sharedfs_backend.native import STEP_BYTES, Extent, NativeHasher
+from sharedfs_backend.native import Extent, NativeHasher
 from sharedfs_backend.packjob import CANCELLED, LATE, PackJob
 from sharedfs_backend.rules import Rules
 from tests.datapath.support import MIB, World, compiled, content
@@ -160,7 +167,7 @@ def test_a_late_pack_stops_between_pieces_of_the_loops(tmp_path: Path) -> None:
 
 def test_a_write_that_wakes_up_after_its_task_ended_touches_no_buffer(tmp_path: Path) -> None:
     """I7: the caller may have the memory back; nothing is hashed, no step follows."""
-    local = LocalFiles(str(tmp_path))
+    local = LocalFiles(str(tmp_path), Profile(piece_bytes=MIB // 4))
     found: list[list[bytes] | None] = []
     gate = Gate()
 
@@ -176,7 +183,7 @@ def test_a_write_that_wakes_up_after_its_task_ended_touches_no_buffer(tmp_path: 
     outcome = world.writer.write(job)
     assert (outcome.written, outcome.reason) == (None, CANCELLED)
     assert found == [None]
-    assert len(whole_file(world, job)) == job.place.payload_offset + STEP_BYTES
+    assert len(whole_file(world, job)) == job.place.payload_offset + MIB // 4
     assert world.ops == ["create", "close"]
 
 

@@ -18,7 +18,7 @@ from sharedfs_backend.files import (
     LocalFiles,
     WatchedFiles,
 )
-from sharedfs_backend.native import SKIPPED, STEP_BYTES, UNIT_ENDS, NativeHasher
+from sharedfs_backend.native import SKIPPED, UNIT_ENDS, NativeHasher
 from tests.files.contract import fails, put
 from tests.files.faulty import FaultyFiles
 
@@ -228,15 +228,15 @@ def test_a_sick_failure_is_a_file_failure_with_the_reason(world: World) -> None:
 def test_hashed_calls_are_counted_by_their_steps_and_watched(world: World) -> None:
     """Reads from memory say nothing about health; writes do, and are refused while it is sick."""
     handle = world.files.create("a")
-    extents = [(0, STEP_BYTES, SKIPPED), (0, 1, UNIT_ENDS)]
+    extents = [(0, 4096, SKIPPED), (0, 1, UNIT_ENDS)]
     answers: list[list[bytes] | None] = [[b"digest"], None]
-    read = world.files.counted_hashed(lambda *_: answers.pop(0))
+    read = world.files.counted_hashed(lambda *_: answers.pop(0), 4096)
     assert read(handle, 0, extents) == [b"digest"]
     assert read(handle, 0, extents) is None  # not in memory: nothing was read
     assert world.files.operations["read"] == 2
 
     hasher = cast(NativeHasher, None)
-    write = world.files.watched_hashed(lambda *_: [b"digest"])
+    write = world.files.watched_hashed(lambda *_: [b"digest"], 4096)
     assert write(handle, 0, extents, hasher) == [b"digest"]
     assert world.files.operations["write"] == 2
     world.sicken()

@@ -14,9 +14,10 @@ import xxhash
 
 from sharedfs_backend import native
 from sharedfs_backend.buffers import address_of
-from sharedfs_backend.native import HASHED, SKIPPED, STEP_BYTES, UNIT_ENDS, Extent, Loops, steps
+from sharedfs_backend.native import HASHED, SKIPPED, UNIT_ENDS, Extent, Loops, steps
 from tests.datapath.support import compiled
 
+STEP_BYTES = 64 * 1024
 SIZES = [1, 63, 64, 65, 4096, STEP_BYTES - 1, STEP_BYTES, STEP_BYTES + 1, 3 * STEP_BYTES + 17]
 
 
@@ -86,7 +87,7 @@ def test_reading_fills_the_extents_and_no_byte_beside(
     file = tmp_path / "file"
     file.write_bytes(b"?" * 13 + pieces.content)
     with file.open("rb") as opened:
-        assert loops.read(opened.fileno(), 13, pieces.extents, 0) == pieces.digests
+        assert loops.read(opened.fileno(), 13, pieces.extents, STEP_BYTES, 0) == pieces.digests
     assert pieces.found == pieces.parts(pieces.content)
     assert int(pieces.memory.astype(np.int64).sum()) == sum(pieces.content)
 
@@ -103,7 +104,7 @@ def test_writing_writes_and_hashes_over_several_calls(
         digests: list[bytes] = []
         offset = 5
         for extents in (pieces.extents[:half], pieces.extents[half:]):
-            digests += loops.write(opened.fileno(), offset, extents, hasher) or []
+            digests += loops.write(opened.fileno(), offset, extents, STEP_BYTES, hasher) or []
             offset += sum(length for _, length, _ in extents)
     assert digests == pieces.digests
     assert (tmp_path / "file").read_bytes() == bytes(5) + pieces.content
@@ -125,7 +126,7 @@ def test_a_short_file_is_no_data(loops: Loops, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 99)
     memory = np.zeros(100, np.uint8)
     with (tmp_path / "file").open("rb") as opened, pytest.raises(OSError) as caught:
-        loops.read(opened.fileno(), 0, [(address_of(memory), 100, UNIT_ENDS)], 0)
+        loops.read(opened.fileno(), 0, [(address_of(memory), 100, UNIT_ENDS)], STEP_BYTES, 0)
     assert caught.value.errno == errno.ENODATA
 
 
@@ -133,11 +134,11 @@ def test_errors_are_the_system_s(loops: Loops, tmp_path: Path) -> None:
     memory = np.zeros(100, np.uint8)
     extents = [(address_of(memory), 100, UNIT_ENDS)]
     with pytest.raises(OSError) as caught:
-        loops.read(-1, 0, extents, 0)
+        loops.read(-1, 0, extents, STEP_BYTES, 0)
     assert caught.value.errno == errno.EBADF
     (tmp_path / "file").write_bytes(b"")
     with (tmp_path / "file").open("rb") as opened, pytest.raises(OSError) as caught:
-        loops.write(opened.fileno(), 0, extents, loops.hasher())
+        loops.write(opened.fileno(), 0, extents, STEP_BYTES, loops.hasher())
     assert caught.value.errno == errno.EBADF
 
 
@@ -147,23 +148,25 @@ def test_an_extent_without_bytes_is_refused(loops: Loops, tmp_path: Path) -> Non
     (tmp_path / "file").write_bytes(bytes(100))
     with (tmp_path / "file").open("r+b") as opened:
         with pytest.raises(OSError) as caught:
-            loops.read(opened.fileno(), 0, extents, 0)
+            loops.read(opened.fileno(), 0, extents, STEP_BYTES, 0)
         assert caught.value.errno == errno.EINVAL
         with pytest.raises(OSError) as caught:
-            loops.write(opened.fileno(), 0, extents, loops.hasher())
+            loops.write(opened.fileno(), 0, extents, STEP_BYTES, loops.hasher())
         assert caught.value.errno == errno.EINVAL
 
 
 def test_a_full_disk_is_reported(loops: Loops) -> None:
     memory = np.zeros(100, np.uint8)
     with open("/dev/full", "wb", buffering=0) as opened, pytest.raises(OSError) as caught:
-        loops.write(opened.fileno(), 0, [(address_of(memory), 100, HASHED)], loops.hasher())
+        loops.write(
+            opened.fileno(), 0, [(address_of(memory), 100, HASHED)], STEP_BYTES, loops.hasher()
+        )
     assert caught.value.errno == errno.ENOSPC
 
 
 def test_steps_are_counted_over_all_extents() -> None:
-    assert steps([(0, 1, HASHED)]) == 1
-    assert steps([(0, STEP_BYTES, HASHED), (0, 1, HASHED)]) == 2
+    assert steps([(0, 1, HASHED)], STEP_BYTES) == 1
+    assert steps([(0, STEP_BYTES, HASHED), (0, 1, HASHED)], STEP_BYTES) == 2
 
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
