@@ -104,13 +104,13 @@ class NativeVerifier:
 
     def __init__(self, loops: Loops) -> None:
         self._loops = loops
-        self._hasher: NativeHasher = loops.hasher()
+        self._hasher: NativeHasher | None = None
 
     def move(
         self, part: Part, buffer: PrivateBuffer, destination: NDArray[np.uint8]
     ) -> bytes | None:
-        if part.begins:
-            self._hasher = self._loops.hasher()
+        if part.begins:  # a whole unit needs no state beyond the call
+            self._hasher = None if part.ends else self._loops.hasher()
         mark = UNIT_ENDS if part.ends else HASHED
         extent = (address_of(destination) + part.to, part.high - part.low, mark)
         digests = self._loops.copy(buffer.address + part.low, [extent], self._hasher)

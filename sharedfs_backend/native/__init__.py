@@ -49,7 +49,7 @@ class Loops:
 
     def __init__(self, library: ctypes.CDLL, xxh3: ctypes.CDLL) -> None:
         """Raises AttributeError where either lacks a symbol."""
-        library.sf_abi_1  # noqa: B018  # an older build lacks it
+        library.sf_abi_2  # noqa: B018  # an older build lacks it
         names = ("createState", "freeState", "128bits_reset", "128bits_update", "128bits_digest")
         library.sf_use(
             *(ctypes.cast(getattr(xxh3, f"XXH3_{name}"), ctypes.c_void_p) for name in names)
@@ -57,7 +57,7 @@ class Loops:
         self._library = library
         self._read, self._write, self._copy = library.sf_read, library.sf_write, library.sf_copy
         self._read.restype = self._write.restype = ctypes.c_int64
-        self._copy.restype = None
+        self._copy.restype = ctypes.c_int
         library.sf_new.restype = ctypes.c_void_p
         library.sf_delete.restype = None
         pointer, number = ctypes.c_void_p, ctypes.c_int64
@@ -122,11 +122,15 @@ class Loops:
             raise OSError(-result, os.strerror(-result))
         return _split(digests, units)
 
-    def copy(self, source: int, extents: Sequence[Extent], hasher: NativeHasher) -> list[bytes]:
+    def copy(
+        self, source: int, extents: Sequence[Extent], hasher: NativeHasher | None = None
+    ) -> list[bytes]:
         """Hash the bytes from the address `source` on, as the extents say, and copy them there;
-        the digests of the units that end in them."""
+        the digests of the units that end in them. Whole units need no hasher."""
         table, digests, units = _prepared(extents)
-        self._copy(source, table, len(extents), COPY_BYTES, hasher.state, digests)
+        state = None if hasher is None else hasher.state
+        if self._copy(source, table, len(extents), COPY_BYTES, state, digests):
+            raise MemoryError("no memory for a hash state")
         return _split(digests, units)
 
 
@@ -193,7 +197,7 @@ def _load(path: Path) -> Loops | None:
     source = ctypes.create_string_buffer(bytes(range(256)) * 3)
     target = ctypes.create_string_buffer(len(source))
     begin, length = ctypes.addressof(target), len(source)
-    digests = found.copy(ctypes.addressof(source), [(begin, length, UNIT_ENDS)], found.hasher())
+    digests = found.copy(ctypes.addressof(source), [(begin, length, UNIT_ENDS)])
     if digests != [xxhash.xxh3_128_digest(source.raw)] or source.raw != target.raw:
         log.warning("%s is not used: its checksums are not those of %s", path.name, engine)
         return None

@@ -47,7 +47,7 @@ void sf_use(void *(*create)(void), int (*release)(void *), int (*reset)(void *),
 }
 
 /* Another name with every change of a signature or a struct: an older build is then not used. */
-void sf_abi_1(void)
+void sf_abi_2(void)
 {
 }
 
@@ -238,10 +238,13 @@ static void copy_past_caches(char *to, const char *from, int64_t length)
 #endif
 }
 
-/* Hash `from` as the extents say and copy it to where they are, `step` bytes at a time. `state` goes on where the last call left it. */
-void sf_copy(const char *from, const struct extent *extents, int64_t count, int64_t step,
-             void *state, unsigned char *digests)
+/* Hash `from` as the extents say and copy it to where they are, `step` bytes at a time. `state` goes on where the last call left it; NULL for whole units. 0, or -ENOMEM. */
+int sf_copy(const char *from, const struct extent *extents, int64_t count, int64_t step,
+            void *state, unsigned char *digests)
 {
+    void *own = state == NULL ? state = sf_new() : NULL;
+    if (state == NULL)
+        return -ENOMEM;
     for (int64_t number = 0; number < count; number++) {
         const struct extent *one = &extents[number];
         for (int64_t done = 0; done < one->length; done += step) {
@@ -255,4 +258,7 @@ void sf_copy(const char *from, const struct extent *extents, int64_t count, int6
         if (one->mark == UNIT_ENDS)
             digests = end_unit(state, digests);
     }
+    if (own != NULL)
+        sf_delete(own);
+    return 0;
 }

@@ -193,3 +193,15 @@ def test_a_broken_library_is_not_used(
         assert native._load(broken) is None
     assert "_loops.so is not used" in caplog.text
     assert os.path.exists(broken)
+
+
+def test_whole_units_are_copied_without_a_hasher(loops: Loops) -> None:
+    source = np.frombuffer(np.random.default_rng(1).bytes(300_000), np.uint8)
+    target = np.zeros_like(source)
+    extents = [(address_of(target), 200_000, UNIT_ENDS)]
+    extents.append((address_of(target) + 200_000, 100_000, UNIT_ENDS))
+    digests = loops.copy(address_of(source), extents)
+    assert digests == [
+        xxhash.xxh3_128_digest(part.tobytes()) for part in np.split(source, [200_000])
+    ]
+    assert (target == source).all()
