@@ -21,7 +21,7 @@ from sharedfs_backend.files.api import WRITE_PARTS_MAX, Buffer, Handle, checked_
 from sharedfs_backend.files.failure import translate
 from sharedfs_backend.files.plain import pread_into, pwrite_from
 from sharedfs_backend.files.profile import UNPROBED, CachedReads, Profile
-from sharedfs_backend.native import Extent, Loops, NativeHasher, loops
+from sharedfs_backend.native import MEMORY_STEP_BYTES, Extent, Loops, NativeHasher, loops
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,8 +104,8 @@ class LocalFiles:
         every byte is in memory. Only where the profile has `cached_reads` and there are loops."""
         flags = _NOWAIT if self.profile.cached_reads is CachedReads.NOWAIT else 0
         try:
-            fd, step_bytes = cast(LocalHandle, handle).fd, self.profile.piece_bytes
-            return _loops().read(fd, offset, extents, step_bytes, flags)
+            fd = cast(LocalHandle, handle).fd
+            return _loops().read(fd, offset, extents, MEMORY_STEP_BYTES, flags)
         except OSError:
             return None
 

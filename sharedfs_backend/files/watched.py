@@ -141,7 +141,8 @@ class WatchedFiles:
         return read
 
     def counted_hashed(self, read_hashed: HashedRead, step_bytes: int) -> HashedRead:
-        """The same for `read_hashed`, by its steps."""
+        """The same for `read_hashed`, as the reads of `step_bytes` it stands for: memory is
+        read in smaller steps, which are no operations."""
 
         def read(handle: Handle, offset: int, extents: Sequence[Extent]) -> list[bytes] | None:
             digests = read_hashed(handle, offset, extents)

@@ -27,6 +27,10 @@ log = logging.getLogger("sharedfs_backend")
 SKIPPED, HASHED, UNIT_ENDS = range(3)
 """Marks of an extent: padding; part of a unit; the part of a unit that ends it."""
 
+MEMORY_STEP_BYTES = 256 * 1024
+"""Read from this machine's memory and then hashed: most of it is still near. No file system is
+asked, so this is not what an operation is."""
+
 COPY_BYTES = 32 * 1024
 """Hashed and then copied: what a core's first cache holds."""
 
