@@ -56,7 +56,8 @@ logger = logging.getLogger("sharedfs.writer")
 
 WRITE_BYTES = 8 << 20
 """Of one write where operations cost: it is hashed first, and most of it is still in a shared
-cache when it is written. A profile with pieces below a checksum unit uses those."""
+cache when it is written. A profile with pieces below a checksum unit writes those, one by one or,
+in the compiled loops, as the steps of one call."""
 
 ONE_WRITE_BYTES_MAX = 16 << 20
 """Header and payload go out together up to this size. Everything must be hashed before that, so
