@@ -2,7 +2,7 @@
 
 An append that failed may have reached the file all the same, and one that hangs may do so long
 after it was given up. So the file of such a pack is not touched before its drop is on record: under
-the new writer id it is committed and dropped in one append, so that everybody counts its bytes until
+the new writer id it is committed and dropped in one append, so that all count its bytes until
 they are gone and nobody loads it, whenever the old record comes. While that cannot be written it is
 tried again, and the pack stays what it is: published, or an orphan whose bytes this process counts.
 What turns up in the journal after all, read back, was published. Only a full disk, on which no
