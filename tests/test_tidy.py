@@ -253,8 +253,7 @@ def test_the_relay_knows_no_decisions() -> None:
         f"{path} imports {name}"
         for path in modules("router/relay")
         for name in imports(path)
-        if name.startswith(("router", PACKAGE))
-        and not name.startswith("router.relay")
+        if name.startswith(("router", PACKAGE)) and not name.startswith("router.relay")
     ]
     assert wrong == []
 
