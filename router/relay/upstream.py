@@ -123,12 +123,22 @@ class Upstream:
             return
         if self.has_head and self.ending == Ending.CLOSED and exc is None:
             if not self.is_passing:
-                self.client.write(sink.body_came(self))
+                head = sink.body_came(self)  # only now it is known to whom: see `pass_to`
+                self.write(head)
             sink.response_over(self._tail(), False)
         elif not self.is_passing:
             sink.lost(str(exc or "closed"), False, self.is_reused and not self.raw)
         else:
             sink.response_broken()
+
+    def eof_received(self) -> None:
+        """A replica that ends its sending has nothing more to say: the connection closes."""
+
+    def pause_writing(self) -> None:
+        """A request's body fills the socket. All of it is in memory: there is nobody to slow."""
+
+    def resume_writing(self) -> None:
+        """It drains again."""
 
     def data_received(self, data: bytes) -> None:
         if self.is_passing and self.sink is not None:

@@ -221,6 +221,9 @@ async def test_a_client_that_never_reads_is_cut_off_in_the_end() -> None:
 @over_sockets
 async def test_a_replica_that_reads_slowly_gets_the_whole_body() -> None:
     size = 32 << 20
+    troubles: list[dict[str, object]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, trouble: troubles.append(trouble))
 
     async def script(line: Line) -> None:
         head = await line.reader.readuntil(b"\r\n\r\n")
@@ -236,6 +239,7 @@ async def test_a_replica_that_reads_slowly_gets_the_whole_body() -> None:
         async with relaying(director) as relay, calling(relay) as caller:
             caller.send(post(bytes(size)))
             assert (await caller.response())[1] == b"hello"
+    assert not troubles
 
 
 @over_sockets

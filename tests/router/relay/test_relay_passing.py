@@ -208,6 +208,26 @@ async def test_an_answer_that_ends_with_its_connection_ends_the_clients() -> Non
     assert director.transcripts[0][-1] == "ended"
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["a new connection", "a kept one"])
+@over_sockets
+async def test_an_empty_answer_that_ends_with_its_connection_reaches_who_asked(kept: bool) -> None:
+    """On a kept connection the client before must hear nothing of it."""
+    empty = b"HTTP/1.1 200 OK\r\nserver: x\r\n\r\n"
+    answers = (HELLO, empty) if kept else (empty,)
+    async with replica(answering(*answers, then_close=True)) as there:
+        director = ScriptedDirector(there.attempt())
+        async with relaying(director) as relay, calling(relay) as before, calling(relay) as caller:
+            if kept:
+                before.send(GET)
+                assert (await before.response())[1] == b"hello"
+            caller.send(GET)
+            assert b"connection: close" in await caller.head()
+            assert await caller.rest() == b""
+            before.writer.write_eof()
+            assert await before.rest() == b""
+    assert there.accepted == 1 and director.transcripts[-1] == ["sent", "head 200", "ended"]
+
+
 @over_sockets
 async def test_an_http_1_0_client_gets_the_payload_without_chunks() -> None:
     stream = CHUNKED + b"3\r\nabc\r\n" * 50 + b"0\r\n\r\n"
