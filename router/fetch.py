@@ -65,7 +65,8 @@ async def fetch(
             return await _fetch(replica, path, key, body)
     except TimeoutError as error:
         raise FetchError(f"no answer within {deadline_seconds:g} s") from error
-    except (OSError, asyncio.IncompleteReadError, httptools.HttpParserError) as error:
+    except (OSError, ValueError, httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        # ValueError: a host name that cannot be one.
         raise FetchError(str(error) or type(error).__name__) from error
 
 

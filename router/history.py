@@ -40,7 +40,7 @@ class Row:
     ) -> None:
         self.at = at
         self.kind = kind
-        self.model = model
+        self.model = model[:MODEL_CHARACTERS_MAX]
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = cached_tokens
         self.replica = replica
@@ -54,7 +54,7 @@ class Row:
         return {
             "at": self.at,
             "kind": self.kind,
-            "model": self.model[:MODEL_CHARACTERS_MAX],
+            "model": self.model,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "reported_tokens": self.reported_tokens,

@@ -23,6 +23,9 @@ _STATE_OF = {
     Position.OPEN: ReplicaState.DOWN,
 }
 TROUBLE_CHARACTERS_MAX = 200
+LACKING_MAX = 256
+MODEL_CHARACTERS_MAX = 256
+"""Of models whose lacking replicas are remembered; longer names are looked up each time."""
 
 
 @dataclass(slots=True)
@@ -131,9 +134,10 @@ class Members:
                 and model not in {entry.get("id") for entry in member.models}
             )
             known = lacking if len(lacking) < len(self._members) else frozenset()
-            if len(self._lacking) >= 256:  # clients may ask for any name
-                self._lacking.clear()
-            self._lacking[model] = known
+            if len(model) <= MODEL_CHARACTERS_MAX:  # clients may ask for any name
+                if len(self._lacking) >= LACKING_MAX:
+                    self._lacking.clear()
+                self._lacking[model] = known
         return known
 
     def next_ready(self, exclude: frozenset[str] = frozenset()) -> Member | None:

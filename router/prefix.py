@@ -55,7 +55,8 @@ _EVERYWHERE = (
 _EVERYWHERE_NAMES = frozenset(_EVERYWHERE)
 
 NO_FIELDS: Mapping[str, Any] = {}
-_SEEDS_MAX = 256  # clients may ask for any model
+_SEEDS_MAX = 256  # clients may ask for any model, under a name of any length
+_MODEL_CHARACTERS_MAX = 256
 _seeds: dict[tuple[str, bool], int] = {}
 """Of requests that change nothing from their beginning: most."""
 
@@ -135,12 +136,12 @@ def parse(
     stream = fields.get("stream") is True
     key = PROMPTED.get(path.partition(b"?")[0])
     data, token_count = b"", None
-    if key is not None:
-        try:
+    try:
+        if key is not None:
             data, token_count = canonical(fields, key)
-        except (TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
-            return Parsed(model=model, stream=stream, error=f"{key} is malformed: {error}")
-    seed = _seed(fields, model, token_count is not None)
+        seed = _seed(fields, model, token_count is not None)
+    except (TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
+        return Parsed(model=model, stream=stream, error=f"{key} is malformed: {error}")
     blocks = chain(data, seed, block_bytes, blocks_max)
     return Parsed(
         model,
@@ -211,9 +212,11 @@ def _seed(fields: Mapping[str, Any], model: str, is_tokens: bool) -> int:
     if _EVERYWHERE_NAMES.isdisjoint(fields):
         known = _seeds.get((model, is_tokens))
         if known is None:
-            if len(_seeds) >= _SEEDS_MAX:
-                _seeds.clear()
-            known = _seeds[model, is_tokens] = _hash(as_bytes(f"{model}\0{is_tokens}"))
+            known = _hash(as_bytes(f"{model}\0{is_tokens}"))
+            if len(model) <= _MODEL_CHARACTERS_MAX:
+                if len(_seeds) >= _SEEDS_MAX:
+                    _seeds.clear()
+                _seeds[model, is_tokens] = known
         return known
     text = f"{model}\0{is_tokens}"
     for name in _EVERYWHERE:

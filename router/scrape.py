@@ -9,7 +9,6 @@ rather than everything parsed.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
@@ -20,6 +19,9 @@ _WANTED = re.compile(
     rb"(?:\{([^\n]*)\})? ([^ \n]+)",
     re.MULTILINE,
 )
+NUMBER_MAX = 1e15
+"""More is no count of requests or tokens; what is made of these stays within a float's."""
+DIGITS_MAX = 15
 _LABEL = re.compile(rb'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -54,7 +56,7 @@ def scraped(page: bytes) -> Scraped:
             known = dict(_LABEL.findall(labels))
             blocks.append(_whole(known.get(b"num_gpu_blocks")) or 0)
             block_tokens = _whole(known.get(b"block_size")) or block_tokens
-        elif math.isfinite(value):
+        elif 0.0 <= value <= NUMBER_MAX:  # not NaN either
             values.setdefault(name, []).append(value)
 
     def total(name: bytes) -> int | None:
@@ -75,4 +77,4 @@ def scraped(page: bytes) -> Scraped:
 
 
 def _whole(text: bytes | None) -> int | None:
-    return int(text) if text and text.isdigit() else None
+    return int(text) if text and text.isdigit() and len(text) <= DIGITS_MAX else None

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from router.fetch import FetchError, fetch
 from router.fleet import Fleet
-from router.members import Members
+from router.members import Member, Members
 from router.outcome import Observation
 from router.replicas import Replica
 from router.scrape import scraped
+
+log = logging.getLogger(__name__)
 
 MODELS_SECONDS = 30.0
 MODELS_MAX = 4096
@@ -34,6 +37,15 @@ class Rhythm:
     health_deadline_seconds: float = 5.0
     scrape_seconds: float = 1.0
     health_path: str = "/health"
+
+
+@dataclass(slots=True)
+class _Due:
+    """When one replica is looked at next."""
+
+    probe_at: float
+    scrape_at: float
+    models_at: float
 
 
 class Watch:
@@ -78,21 +90,30 @@ class Watch:
         await asyncio.gather(*(self._models(member.replica) for member in self._members.ready()))
 
     async def _watch(self, name: str) -> None:
-        probe_at = scrape_at = models_at = self._now()
+        now = self._now()
+        due = _Due(now, now, now)
         while (member := self._members.get(name)) is not None:
-            now = self._now()
-            if now >= probe_at:
-                await self._probe(member.replica)
-                probe_at = self._now() + self._rhythm.health_seconds
-            is_well = not member.trouble
-            if is_well and now >= scrape_at:
-                await self._scrape(member.replica)
-                scrape_at = self._now() + self._rhythm.scrape_seconds
-            if is_well and now >= models_at:
-                await self._models(member.replica)
-                models_at = self._now() + MODELS_SECONDS
-            next_at = min(probe_at, scrape_at) if is_well else probe_at
+            try:
+                await self._look(member, due)
+            except Exception:  # a mistake of ours: unwatched, a replica would stay as it is
+                log.exception("looking at %s failed", name)
+                later = self._now() + MODELS_SECONDS
+                due = _Due(self._now() + self._rhythm.health_seconds, later, later)
+            next_at = due.probe_at if member.trouble else min(due.probe_at, due.scrape_at)
             await asyncio.sleep(max(0.01, next_at - self._now()))
+
+    async def _look(self, member: Member, due: _Due) -> None:
+        now = self._now()
+        if now >= due.probe_at:
+            await self._probe(member.replica)
+            due.probe_at = self._now() + self._rhythm.health_seconds
+        is_well = not member.trouble
+        if is_well and now >= due.scrape_at:
+            await self._scrape(member.replica)
+            due.scrape_at = self._now() + self._rhythm.scrape_seconds
+        if is_well and now >= due.models_at:
+            await self._models(member.replica)
+            due.models_at = self._now() + MODELS_SECONDS
 
     async def _probe(self, replica: Replica) -> None:
         is_silent = False
@@ -134,7 +155,7 @@ class Watch:
         try:
             answer = json.loads(await self._get(replica, "/v1/models"))
             entries = answer["data"]
-            models = tuple(entry for entry in entries if isinstance(entry, Mapping))
+            models = tuple(entry for entry in entries if _is_model(entry))
         except (FetchError, ValueError, KeyError, TypeError, RecursionError):
             return  # what it said before still stands
         self._members.serves(replica.id, models[:MODELS_MAX])
@@ -149,3 +170,7 @@ class Watch:
         if answer.status != 200:
             raise FetchError(f"{path} says {answer.status}")
         return answer.body
+
+
+def _is_model(entry: object) -> bool:
+    return isinstance(entry, Mapping) and isinstance(entry.get("id"), str)

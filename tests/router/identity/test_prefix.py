@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router import prefix
 from router.canonical import MEDIA_BYTES
 from router.prefix import BLOCK_BYTES, Parsed, _decoded, ask_of, parse
 
@@ -207,6 +208,20 @@ def test_a_body_means_what_the_standard_library_reads_in_it(body: bytes) -> None
 @pytest.mark.parametrize("ids", [[-1], [1 << 40], [1, "a"], [1.5], [[1, None]], {"a": 1}, 7])
 def test_ids_that_are_none_are_an_error(ids: Any) -> None:
     assert parse(b"/v1/completions", [json.dumps({"prompt": ids}).encode()]).error
+
+
+def test_no_depth_makes_it_raise() -> None:
+    """Some depths can be read and not be written again."""
+    for depth in range(900, 1010):
+        nested = b"[" * depth + b"]" * depth
+        body = b'{"model":"m","prompt":"x","chat_template_kwargs":' + nested + b"}"
+        parsed = parse(b"/v1/completions", [body])
+        assert parsed.error is not None or parsed.canonical_bytes == 1
+
+
+def test_a_models_name_of_any_length_is_not_kept() -> None:
+    parse(b"/v1/completions", [json.dumps({"model": "m" * 1_000_000, "prompt": "x"}).encode()])
+    assert sum(len(model) for model, _ in prefix._seeds) < 1_000_000
 
 
 def test_lone_surrogates_do_not_matter() -> None:

@@ -115,6 +115,11 @@ def test_names_clients_make_up_fill_no_memory(members: Members) -> None:
     assert len(members._lacking) <= 256
 
 
+def test_a_name_of_any_length_fills_no_memory(members: Members) -> None:
+    assert members.without("m" * 1_000_000) == frozenset()
+    assert sum(len(name) for name in members._lacking) < 1000
+
+
 def test_models_are_merged_without_replicas_that_are_down(members: Members) -> None:
     well(members, "a:1")
     members.serves("a:1", ({"id": "m", "object": "model"},))

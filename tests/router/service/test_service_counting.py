@@ -9,7 +9,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router import metrics, sight
 from router.fleet import Fleet
-from router.history import BUCKET_SECONDS, BUCKETS_MAX, DECISIONS_MAX, History, Row, shown
+from router.history import (
+    BUCKET_SECONDS,
+    BUCKETS_MAX,
+    DECISIONS_MAX,
+    MODEL_CHARACTERS_MAX,
+    History,
+    Row,
+    shown,
+)
 from router.members import Members
 from router.replicas import listed
 from router.tally import BOUNDS_SECONDS, SERIES_MAX, Tally, quantile
@@ -69,6 +77,12 @@ def test_history_is_bounded() -> None:
         history.decided(row(float(second)))
     dump = history.dump()
     assert len(dump["buckets"]) == BUCKETS_MAX and len(dump["decisions"]) == DECISIONS_MAX
+
+
+def test_of_a_models_name_only_the_beginning_is_kept() -> None:
+    model = "m" * 1_000_000
+    made = Row(0.0, "completions", model, 100, 50, "a:1", b"queue=0.0")
+    assert made.model == model[:MODEL_CHARACTERS_MAX] == made.dump()["model"]
 
 
 def test_a_clock_that_went_back_counts_in_the_newest_bucket() -> None:

@@ -1,0 +1,118 @@
+"""Watching replicas that answer what no replica should: they are watched all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import uvloop
+
+from router.fetch import FetchError, fetch
+from router.fleet import Fleet
+from router.members import Members
+from router.replicas import Replica
+from router.watch import Rhythm, Watch
+
+OFTEN = Rhythm(health_seconds=0.01, scrape_seconds=0.01)
+WELL = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+UPGRADE = b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+
+
+def whole(body: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    return head % len(body) + body
+
+
+@asynccontextmanager
+async def replica(answer: Callable[[bytes], bytes]) -> AsyncIterator[Replica]:
+    """Answers each path with bytes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer(head.split()[1]))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        yield Replica(f"127.0.0.1:{port}", "127.0.0.1", port)
+    finally:
+        server.close()
+
+
+async def is_watched_after(answer: Callable[[bytes], bytes]) -> Members:
+    """Watches a replica that answers so, until it was probed well some times more."""
+    probes = 0
+
+    def counted(path: bytes) -> bytes:
+        nonlocal probes
+        probes += path == b"/health"
+        return answer(path)
+
+    fleet = Fleet(rng=random.Random(1))
+    members = Members(fleet)
+    async with replica(counted) as there:
+        members.apply({there.id: there})
+        watch = Watch(members, fleet, OFTEN, now=asyncio.get_running_loop().time)
+        watch.follow()
+        try:
+            async with asyncio.timeout(20):
+                while probes < 5:
+                    await asyncio.sleep(0.001)
+        finally:
+            await watch.stop()
+    return members
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        b"vllm:num_requests_waiting 1e308\n" * 3,
+        b'vllm:cache_config_info{num_gpu_blocks="' + b"9" * 5000 + b'",block_size="16"} 1\n',
+        b"vllm:num_requests_waiting -5\nvllm:kv_cache_usage_perc -inf\n",
+    ],
+)
+def test_absurd_numbers_end_no_watch(metrics: bytes) -> None:
+    def answer(path: bytes) -> bytes:
+        return whole(metrics) if path == b"/metrics" else WELL
+
+    assert len(uvloop.run(is_watched_after(answer)).ready()) == 1
+
+
+def test_an_upgrade_nobody_asked_for_is_a_failed_probe() -> None:
+    members = uvloop.run(is_watched_after(lambda path: UPGRADE))
+    (member,) = members
+    assert "health check failed" in member.trouble and not members.ready()
+
+
+def test_models_without_a_name_are_none() -> None:
+    entries = [{"id": ["x"]}, {"id": None}, {}, "x", {"id": "m"}]
+    body = json.dumps({"data": entries}).encode()
+
+    def answer(path: bytes) -> bytes:
+        return whole(body) if path == b"/v1/models" else WELL
+
+    members = uvloop.run(is_watched_after(answer))
+    assert [entry["id"] for entry in members.merged_models()] == ["m"]
+    assert members.without("other") == frozenset()
+
+
+def test_a_mistake_of_ours_ends_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(page: bytes) -> None:
+        raise AssertionError("a mistake")
+
+    monkeypatch.setattr("router.watch.scraped", broken)
+    assert len(uvloop.run(is_watched_after(lambda path: WELL)).ready()) == 1
+
+
+def test_a_host_name_that_cannot_be_one_is_no_answer() -> None:
+    async def ask() -> None:
+        await fetch(Replica("a..b:80", "a..b", 80), "/health", deadline_seconds=5.0)
+
+    with pytest.raises(FetchError):
+        uvloop.run(ask())
