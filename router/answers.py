@@ -26,17 +26,18 @@ def reason(decision: Decision, retries: int) -> bytes:
     sum. `runner-up` is the next best replica and its total. `retries` stands there if there were
     some."""
     costs = decision.costs
-    text = b"queue=%.1f;local=%.1f;shared=%.1f;compute=%.1f;total=%.1f" % (
+    # Formatting bytes takes twice as long, format specifiers four times.
+    text = "queue=%.1f;local=%.1f;shared=%.1f;compute=%.1f;total=%.1f" % (  # noqa: UP031
         1e3 * costs.queue_s, 1e3 * costs.local_s, 1e3 * costs.shared_s,
         1e3 * costs.compute_s, 1e3 * costs.total_s,
     )  # fmt: skip
     if decision.runner_up is not None:
-        text += b";runner-up=%b" % decision.runner_up.encode()
+        text += ";runner-up=" + decision.runner_up
         if decision.runner_up_total_s is not None:
-            text += b",%.1f" % (1e3 * decision.runner_up_total_s)
+            text += ",%.1f" % (1e3 * decision.runner_up_total_s)
     if retries:
-        text += b";retries=%d" % retries
-    return text
+        text += f";retries={retries}"
+    return text.encode()
 
 
 def error(status: int, message: str, kind: str, *headers: Header) -> Reply:

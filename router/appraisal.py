@@ -34,11 +34,12 @@ def appraise(
             gpu = each.exact_depth(ask.blocks)
         trust, speed = size * each.trust.value, each.speed
         beyond = (host - gpu) * trust if host > gpu else 0.0
+        queue_s, pending, io_wait_s, decodes, kv_usage = each.load.figures(now)
         found.append(
             estimated(
                 prompt, gpu * trust, beyond, shared_tokens, common_tokens,
-                each.load.pressure(now), speed.fixed_s, speed.token_s, speed.pair_s,
-                speed.loading, constants,
+                queue_s, pending, io_wait_s, decodes, kv_usage,
+                speed.fixed_s, speed.token_s, speed.pair_s, speed.loading, constants,
             )
         )  # fmt: skip
     return found

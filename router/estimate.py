@@ -128,7 +128,8 @@ def estimate(
 ) -> Estimate:
     """The estimate for one replica, with that replica's own learned costs."""
     return estimated(
-        *held, pressure, prefill.fixed_seconds, prefill.token_seconds, prefill.pair_seconds,
+        *held, pressure.queue_s, pressure.pending, pressure.io_wait_s, pressure.decodes,
+        pressure.kv_usage, prefill.fixed_seconds, prefill.token_seconds, prefill.pair_seconds,
         loading, constants,
     )  # fmt: skip
 
@@ -139,16 +140,19 @@ def estimated(
     host: float,
     shared_held: float,
     common: float,
-    pressure: Pressure,
+    queue_s: float,
+    pending: int,
+    io_wait_s: float,
+    decodes: int,
+    kv_usage: float,
     fixed_s: float,
     token_s: float,
     pair_s: float,
     loading: Loading,
     constants: Constants,
 ) -> Estimate:
-    """The same, for who has the fields of `Held` and of `Prefill` at hand: every request is
-    appraised on every replica, so a prefill's seconds stand here as a sum."""
-    queue_s = pressure.queue_s
+    """The same, for who has the fields of `Held`, `Pressure` and `Prefill` at hand: every request
+    is appraised on every replica, so a prefill's seconds stand here as a sum."""
     most = prompt - 1.0  # the last token is always computed
     gpu = gpu if gpu < most else most
     host = host if host < most - gpu else most - gpu
@@ -162,22 +166,22 @@ def estimated(
         if load_s < busy_s - rest_s or not constants.is_load_gated:
             computed -= shared
             busy_s = rest_s
-            shared_s = pressure.io_wait_s + load_s
+            shared_s = io_wait_s + load_s
         else:
             shared, spared, load_s = 0.0, shared, 0.0
     else:
         shared = 0.0
     if host:
         local_s = host * loading.bytes_per_token / constants.host_bytes_per_second
-    slow = 1.0 + constants.decode_slowdown * pressure.decodes
+    slow = 1.0 + constants.decode_slowdown * decodes
     compute_s = slow * busy_s
     io_s = local_s + shared_s
     total_s = (io_s if io_s > queue_s else queue_s) + compute_s
 
-    others = constants.throughput_weight * (1 + pressure.pending)
+    others = constants.throughput_weight * (1 + pending)
     cost_s = total_s + others * (compute_s + load_s)
-    if pressure.kv_usage > PRESSURE_FROM:
-        cost_s += constants.pressure_seconds * (pressure.kv_usage - PRESSURE_FROM)
+    if kv_usage > PRESSURE_FROM:
+        cost_s += constants.pressure_seconds * (kv_usage - PRESSURE_FROM)
     if gpu + host > 0 and constants.retain_weight:
         alone = gpu + host - (shared_held if shared_held > common else common)
         if alone > 0:

@@ -48,6 +48,7 @@ class Replica:
         self.memory = Holder(0)
         self.exact: set[int] | None = None
         self.share = 1.0
+        self._sized = (0.0, 0.0, 0.0, 0.0, 0.0)
         self.gpu_tokens = float(constants.gpu_tokens)
         self.host_tokens = float(constants.host_tokens)
         self.has_known_gpu = False
@@ -105,6 +106,10 @@ class Replica:
 
     def size(self, block_tokens: float, memory_tokens: float) -> None:
         """Capacities in blocks of this size."""
+        sized = self.share, block_tokens, memory_tokens, self.gpu_tokens, self.host_tokens
+        if sized == self._sized:
+            return
+        self._sized = sized
         share = self.share / block_tokens
         self.gpu.capacity = int(self.gpu_tokens * share)
         self.host.capacity = int(self.host_tokens * share)

@@ -11,7 +11,7 @@ import json
 
 from router.asks import Usage
 
-_KEYS = (b'"usage":{', b'"usage": {')
+_COMPACT, _SPACED = b'"usage":{', b'"usage": {'
 """Written compactly, as vLLM does, or not. In a stream most say null and are not looked at."""
 _DECODER = json.JSONDecoder()
 TEXT_BYTES_MAX = 2048  # a usage object has a few hundred
@@ -20,13 +20,16 @@ TEXT_BYTES_MAX = 2048  # a usage object has a few hundred
 def usage_of(tail: bytes) -> Usage | None:
     """The last complete usage object in `tail`."""
     end = len(tail)
-    while (at := max(tail.rfind(key, 0, end) for key in _KEYS)) >= 0:
+    while True:
+        compact, spaced = tail.rfind(_COMPACT, 0, end), tail.rfind(_SPACED, 0, end)
+        at = compact if compact > spaced else spaced
+        if at < 0:
+            return None
         begin = tail.index(b"{", at)
         usage = _read(tail[begin : begin + TEXT_BYTES_MAX].decode("latin-1"))
         if usage is not None:
             return usage
         end = at
-    return None
 
 
 def _read(text: str) -> Usage | None:

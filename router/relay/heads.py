@@ -8,7 +8,6 @@ always leaves with one content-length or none. It must not know sockets or decis
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
@@ -52,13 +51,17 @@ def refusal(status: int, why: str, *headers: Header) -> Reply:
     return Reply(status, body.encode(), ((b"content-type", b"application/json"), *headers))
 
 
-@dataclass(frozen=True, slots=True)
 class RequestShape:
     """What a request's head says about what follows it."""
 
-    content_length: int = 0
-    is_chunked: bool = False
-    expects_continue: bool = False
+    __slots__ = ("content_length", "expects_continue", "is_chunked")
+
+    def __init__(
+        self, content_length: int = 0, is_chunked: bool = False, expects_continue: bool = False
+    ) -> None:
+        self.content_length = content_length
+        self.is_chunked = is_chunked
+        self.expects_continue = expects_continue
 
 
 NO_BODY = RequestShape()

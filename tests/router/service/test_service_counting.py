@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router import metrics, sight
@@ -20,7 +21,7 @@ from router.history import (
 )
 from router.members import Members
 from router.replicas import listed
-from router.tally import BOUNDS_SECONDS, SERIES_MAX, Tally, quantile
+from router.tally import BOUNDS_SECONDS, SERIES_MAX, WAITING_MAX, Tally, quantile
 
 
 def test_series_are_bounded_and_the_rest_counts_under_other() -> None:
@@ -60,6 +61,19 @@ def test_a_quantile_is_right_to_within_its_bucket() -> None:
     for share in (0.1, 0.5, 0.95):
         found = tally.histograms[("x",)].quantile(share)
         assert found is not None and 0.6 < found / values[int(share * 5000)] < 1.6
+
+
+def test_values_that_wait_to_be_counted_are_seen_by_whoever_looks() -> None:
+    values = [0.5, 0.001, 700.0, 0.0, 0.0011, 600.0] * (WAITING_MAX // 4)
+    tally = Tally()
+    for value in values:
+        tally.observe(("x",), value)
+    known = tally.histograms[("x",)]
+    # As many, at or below each bound, as Prometheus has it; the last holds the rest.
+    for upto, bound in enumerate(BOUNDS_SECONDS, start=1):
+        assert sum(known.counts[:upto]) == sum(value <= bound for value in values)
+    assert sum(known.counts) == len(values)
+    assert known.total == pytest.approx(sum(values))
 
 
 def test_no_values_have_no_quantile() -> None:
