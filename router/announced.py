@@ -14,7 +14,7 @@ from dataclasses import replace
 from router.registry import AnnouncedReplica, Registry
 from router.replicas import Replica, ReplicaError, bounded, replica_at
 from router.sources import Listing
-from sharedfs_backend.exceptions import NamespaceError, NamespaceMissing
+from sharedfs_backend.exceptions import ConfigError, NamespaceError, NamespaceMissing
 
 
 class Namespace:
@@ -42,7 +42,7 @@ class Namespace:
                 self._registry = Registry.of(self._root, self._secret_file)
             except NamespaceMissing:
                 return {}
-            except NamespaceError as error:
+            except (ConfigError, NamespaceError) as error:
                 raise ReplicaError(str(error)) from error
         found: Listing = {}
         for sighting in self._registry.poll(self._now()):

@@ -142,7 +142,9 @@ class App:
             )
         except OSError as error:
             where = f"{self.settings.host}:{self.settings.port}"
-            raise SettingsError(f"cannot listen on {where}: {error}; try another --port") from error
+            raise SettingsError(
+                f"cannot listen on {where}: {error}; try another --port or --host"
+            ) from error
         await self.peers.start()
         loop = asyncio.get_running_loop()
         self._follower = Follower(

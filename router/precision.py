@@ -160,12 +160,14 @@ def _view(settings: Settings) -> CatalogView | None:
     if settings.namespace is None:
         return None
     from sharedfs_backend.catalogview import CatalogView
-    from sharedfs_backend.exceptions import NamespaceError
+    from sharedfs_backend.exceptions import ConfigError, NamespaceError
     from sharedfs_backend.settings import Settings as StoreSettings
 
     try:
         root, secret_file = settings.namespace, settings.secret_file
         return CatalogView(StoreSettings(root=root, secret_file=secret_file))
+    except ConfigError as error:
+        raise SettingsError(f"--namespace: {error}") from error
     except NamespaceError as error:
         log.warning("the shared tier is not looked into: %s", error)
         return None

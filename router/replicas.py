@@ -57,8 +57,11 @@ def replica_at(url: str) -> Replica:
     try:
         parts = urlsplit(text)
         port = parts.port
+        (parts.hostname or "").encode("idna")
     except ValueError as error:
         raise ReplicaError(f"{url!r} is no URL of a replica ({error})") from error
+    if port == 0:
+        raise ReplicaError(f"{url!r}: nobody listens on port 0")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ReplicaError(f"{url!r} is no URL of a replica; write it like http://host:8000")
     if parts.query or parts.fragment or parts.username or parts.password:

@@ -106,9 +106,16 @@ class Settings:
                 low, high = BOUNDS[known.name]
                 if not low <= value <= high:
                     option = known.name.replace("_", "-")
+                    if known.name == "body_bytes_max":
+                        option, value, low, high = "body-mib-max", value / MIB, 1, high / MIB
                     raise SettingsError(f"--{option} {value:g}: from {low:g} to {high:g}")
-        if not self.health_path.startswith("/"):
-            raise SettingsError("--health-path begins with a slash")
+        path = self.health_path
+        if not path.startswith("/") or not path.isascii() or not path.isprintable() or " " in path:
+            raise SettingsError("--health-path begins with a slash and is printable ASCII")
+        if self.namespace is None:
+            for option, value in (("--model", self.model), ("--secret-file", self.secret_file)):
+                if value is not None:
+                    raise SettingsError(f"{option} is a namespace's: it needs --namespace ROOT")
         for name in ("api_key", "replica_key"):
             key = getattr(self, name)
             if key is not None and (not key or not key.isascii() or not key.isprintable()):

@@ -9,6 +9,8 @@ last good one stays, and the trouble is reported once for each new text.
 
 from __future__ import annotations
 
+import http.client
+import logging
 import threading
 import urllib.error
 import urllib.request
@@ -18,6 +20,8 @@ from typing import Protocol
 
 from router.replicas import Replica, ReplicaError, listed
 from router.settings import Settings, SettingsError
+
+log = logging.getLogger(__name__)
 
 BYTES_MAX = 1 << 20
 URL_DEADLINE_SECONDS = 5.0
@@ -71,9 +75,15 @@ class ListUrl:
     def read(self) -> Listing:
         try:
             with urllib.request.urlopen(self._url, timeout=URL_DEADLINE_SECONDS) as answer:
-                return _listing(answer.read(BYTES_MAX + 1), self._url)
+                data = answer.read(BYTES_MAX + 1)
+                is_torn = bool(answer.length) and len(data) <= BYTES_MAX
         except urllib.error.URLError as error:
             raise ReplicaError(f"{self._url}: {error.reason}") from error
+        except (http.client.HTTPException, ValueError) as error:  # no HTTP, or no URL
+            raise ReplicaError(f"{self._url}: {error!r}") from error
+        if is_torn:
+            raise ReplicaError(f"{self._url}: the list ended early")
+        return _listing(data, self._url)
 
 
 def _listing(data: bytes, name: str) -> Listing:
@@ -138,7 +148,10 @@ class Follower:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._every_seconds):
-            self.look()
+            try:
+                self.look()
+            except Exception:  # a mistake of ours: without this thread no list is read again
+                log.exception("reading the list of replicas failed")
 
 
 def source_of(settings: Settings, now: Callable[[], float]) -> Source:
@@ -149,7 +162,7 @@ def source_of(settings: Settings, now: Callable[[], float]) -> Source:
     except ReplicaError as error:
         raise SettingsError(f"--replicas: {error}") from error
     if settings.replica_file is not None:
-        if settings.replica_file.startswith(("http://", "https://")):
+        if settings.replica_file.lower().startswith(("http://", "https://")):
             return ListUrl(settings.replica_file)
         return ListFile(Path(settings.replica_file))
     from router.announced import Namespace  # the store's part; other lists need none of it

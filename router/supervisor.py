@@ -44,7 +44,9 @@ def held_port(host: str, port: int) -> Iterator[int]:
         try:
             holder.bind((host, port))
         except OSError as error:
-            raise SettingsError(f"cannot listen on {host}:{port}: {error}") from error
+            raise SettingsError(
+                f"cannot listen on {host}:{port}: {error}; try another --port or --host"
+            ) from error
         yield holder.getsockname()[1]
 
 

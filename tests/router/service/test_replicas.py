@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+
 import pytest
 
 from router.replicas import REPLICAS_MAX, Replica, ReplicaError, listed, replica_at
-from router.sources import FixedList, Follower, Listing
+from router.sources import FixedList, Follower, Listing, ListUrl
 
 
 @pytest.mark.parametrize(
@@ -27,7 +30,8 @@ def test_a_url_names_a_replica(url: str, replica: Replica) -> None:
 @pytest.mark.parametrize(
     "url",
     ["", "http://", "ftp://a", "http://a:port", "http://a:8000?x=1", "http://u:p@a", "http://a b",
-     "http://a:99999", "http://ä:1", "http://a/\r\nx: y"],
+     "http://a:99999", "http://a:0", "http://a..b:80", f"http://{'a' * 64}.b",
+     "http://ä:1", "http://a/\r\nx: y"],
 )  # fmt: skip
 def test_what_is_no_url_of_a_replica_is_refused(url: str) -> None:
     with pytest.raises(ReplicaError):
@@ -91,6 +95,57 @@ def test_a_list_caught_half_written_is_never_used() -> None:
 def test_a_list_that_cannot_be_read_changes_nothing_and_is_told_once() -> None:
     trouble = OSError("gone")
     assert followed(trouble, trouble, ONE, trouble) == ([], ["gone", "gone"])
+
+
+def served(answer: bytes) -> Listing:
+    """What a list's server that answers these bytes is understood to say."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            line, _ = server.accept()
+            with line:
+                line.recv(65536)
+                line.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            return ListUrl(f"http://127.0.0.1:{server.getsockname()[1]}/list").read()
+        finally:
+            thread.join()
+
+
+def test_a_list_may_be_served() -> None:
+    body = b"http://a:1\nhttp://b:2\n"
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    assert served(answer) == TWO
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\x00garbage\r\n\r\n",
+        b"",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 30\r\n\r\nhttp://a:1\n",
+        b"HTTP/1.1 200 OK\r\n" + b"x: " + b"y" * 70_000 + b"\r\n\r\nhttp://a:1\n",
+        b"HTTP/1.1 404 No\r\ncontent-length: 10\r\n\r\nhttp://a:1",
+    ],
+    ids=["no HTTP", "nothing", "torn", "a head without end", "an error"],
+)
+def test_what_is_no_list_served_changes_nothing(answer: bytes) -> None:
+    with pytest.raises((ReplicaError, OSError)):
+        served(answer)
+
+
+def test_a_mistake_of_ours_ends_no_following() -> None:
+    source = Changing(KeyError("a mistake"), TWO, TWO, TWO, *[TWO] * 1000)
+    came = threading.Event()
+    follower = Follower(
+        source, ONE, on_list=lambda _: came.set(), on_trouble=print, every_seconds=0.001
+    )
+    follower.start()
+    assert came.wait(20)
+    follower.stop()
 
 
 def test_a_fixed_list_is_not_followed() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from router.settings import Settings, SettingsError
+from tests.router.identity.byte_tokenizer import write_byte_tokenizer
 from tests.router.service.fakes import chat, launched, replicas, until
 
 
@@ -136,9 +137,19 @@ def test_keys_come_from_the_environment_or_a_file(tmp_path: Path) -> None:
         (["--replicas", "http://a:1", "--policy", "best"], "least-requests"),
         (["--replicas", "http://a:1", "--workers", "1000"], "from 1 to 64"),
         (["--replicas", "http://a:1", "--api-key-file", "/nowhere"], "key's file"),
+        (["--replica-file", "http://[bad"], "list of replicas"),
+        (["--namespace", "relative"], "absolute path"),
+        (["--namespace", "relative", "--tokenizer", "{tokenizer}"], "absolute path"),
+        (["--replicas", "http://a:1", "--model", "m"], "--namespace"),
+        (["--replicas", "http://a:1", "--body-mib-max", "0"], "--body-mib-max 0: from 1 to 4096"),
+        (["--replicas", "http://a:1", "--host", "no host"], "--host"),
     ],
 )
-def test_what_is_wrong_ends_the_start_with_what_to_do(arguments: list[str], says: str) -> None:
+def test_what_is_wrong_ends_the_start_with_what_to_do(
+    arguments: list[str], says: str, tmp_path: Path
+) -> None:
+    write_byte_tokenizer(tmp_path)
+    arguments = [argument.format(tokenizer=tmp_path) for argument in arguments]
     ended = subprocess.run(
         [sys.executable, "-m", "router", "--host", "127.0.0.1", "--port", "0", *arguments],
         capture_output=True,
@@ -153,7 +164,8 @@ def test_what_is_wrong_ends_the_start_with_what_to_do(arguments: list[str], says
 @pytest.mark.parametrize(
     ("name", "value"),
     [("port", -1), ("body_bytes_max", 1), ("slo_seconds", 0.0), ("retries_max", 99),
-     ("health_path", "health"), ("api_key", ""), ("replica_key", "a\nb"), ("workers", 0)],
+     ("health_path", "health"), ("health_path", "/a b"), ("health_path", "/a\r\nx: y"),
+     ("api_key", ""), ("replica_key", "a\nb"), ("workers", 0)],
 )  # fmt: skip
 def test_a_setting_out_of_its_bounds_is_refused(name: str, value: object) -> None:
     with pytest.raises(SettingsError, match=re.escape(name.partition("_")[0])):
