@@ -22,6 +22,7 @@ ANY_SPACE = -1
 """In place of a space: whichever one of the realm has the key, if only one has."""
 NO_SPACE = -2
 """In place of a space: one that holds nothing."""
+CHECKSUM_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +48,10 @@ class Located(Found):
 
     def checksum(self, index: int) -> bytes:
         return bytes(self.checksum_words[index])
+
+    def checksums(self) -> bytes:
+        """All of them joined, CHECKSUM_BYTES each."""
+        return self.checksum_words.tobytes()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sharedfs_backend.catalog_values import CHECKSUM_BYTES
 from sharedfs_backend.context import Context
 from sharedfs_backend.finding import Finder
 from sharedfs_backend.layout import LayoutDescriptor
@@ -174,22 +175,20 @@ class Loader:
         spaces = self._finder.spaces_of(realm, [item.layout for item in items])
         keys = b"".join(item.key for item in items)
         located = self._ledger.catalog.locate(keys, spaces, now=now)
+        ids = located.pack_ids.tolist()
+        packs = {pack_id: self._ledger.by_id(pack_id) for pack_id in set(ids)}
+        checksums = located.checksums()
         reads: list[ChunkRead] = []
         buffers: list[memoryview] = []
         places: list[tuple[int, int]] = []
-        rows = zip(
-            located.pack_ids.tolist(),
-            located.offsets.tolist(),
-            located.lengths.tolist(),
-            strict=True,
-        )
-        for index, (pack_id, offset, length) in enumerate(rows):
-            pack = self._ledger.by_id(pack_id) if pack_id >= 0 else None
+        rows = zip(items, ids, located.offsets.tolist(), located.lengths.tolist(), strict=True)
+        for index, (item, pack_id, offset, length) in enumerate(rows):
+            pack = packs[pack_id]
             if pack is None:
                 self._missed(task, (index,), "unknown")
                 continue
-            reads.append(ChunkRead(pack.name, offset, length, located.checksum(index)))
-            item = items[index]
+            checksum = checksums[CHECKSUM_BYTES * index : CHECKSUM_BYTES * (index + 1)]
+            reads.append(ChunkRead(pack.name, offset, length, checksum))
             buffers.append(item.buffer if item.exact else item.buffer[:length])
             places.append((index, pack_id))
         positions: dict[bytes, list[int]] = {}

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from sharedfs_backend.gate import Gate
 from sharedfs_backend.layout import LayoutDescriptor
@@ -85,20 +87,24 @@ class PutTask:
                 if not is_decided and (written or not self._is_written[index])
             ]
 
-    def settle(self, index: int, *, stored: bool, present: bool, failed: str | None = None) -> None:
-        """Item `index` is decided, if it is not already; the last one completes the task."""
+    def settle(
+        self, indexes: Iterable[int], *, stored: bool, present: bool, failed: str | None = None
+    ) -> None:
+        """These items are decided, as far as they are not; the last one completes the task."""
         with self._lock:
-            if self._is_decided[index]:
-                return
-            self._is_decided[index] = 1
-            self.stored[index] = stored
-            self.present[index] = present
-            if stored:
-                self.bytes_written += self.items[index].buffer.nbytes
-            if failed is not None and self.failed is None:
+            left = self._left
+            for index in indexes:
+                if self._is_decided[index]:
+                    continue
+                self._is_decided[index] = 1
+                self.stored[index] = stored
+                self.present[index] = present
+                if stored:
+                    self.bytes_written += self.items[index].buffer.nbytes
+                self._left -= 1
+            if failed is not None and self.failed is None and self._left < left:
                 self.failed = failed
-            self._left -= 1
-            last = self._left == 0
+            last = self._left == 0 < left
         if last:
             self.finish()
 
@@ -127,3 +133,9 @@ Part = tuple[PutTask, int]
 
 def item_of(part: Part) -> PutItem:
     return part[0].items[part[1]]
+
+
+def by_task(parts: Iterable[Part]) -> Iterator[tuple[PutTask, list[int]]]:
+    """Neighbours of one task together: (task, indexes)."""
+    for task, group in groupby(parts, itemgetter(0)):
+        yield task, [index for _, index in group]

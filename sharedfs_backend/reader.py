@@ -41,6 +41,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sharedfs.reader")
 
+UNITS_IN_PLACE_MAX = 4
+"""In a piece that may come from memory: all of it is one call, and between two calls a worker's own
+state has left the caches (docs/bench-l2.md)."""
+SHARES_IN_PLACE = 4
+"""Such pieces for each worker at least, so that one that is held up leaves its work to others."""
+
 _SILENT = {MissKind.CANCELLED, MissKind.CLOSED}
 
 
@@ -71,6 +77,7 @@ class PackReader:
         self._fill = fill
         self._verifier = verifiers(seal, loops)
         self._gated = (rules or Rules()).gate_copies
+        self._depth = depth
         self._queue = ReadQueue(depth, buffers.buffers_max, pieces_max)
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
@@ -108,13 +115,21 @@ class PackReader:
         if task.prepare():
             self.end(task)
             return task
-        piece_bytes = max(UNIT_BYTES, self._buffers.buffer_bytes)
-        refused = self._queue.admit(task, plan_reads(reads, piece_bytes))
+        refused = self._queue.admit(task, plan_reads(reads, self._piece_bytes(reads)))
         if refused is not None:
             self.end(task, refused)
         else:
             self._start_workers()
         return task
+
+    def _piece_bytes(self, reads: Sequence[ChunkRead]) -> int:
+        """How much one worker reads at a time."""
+        units = 1
+        if self._fill is not None:
+            total = sum(read.length for read in reads)
+            shares = SHARES_IN_PLACE * self._depth.value * UNIT_BYTES
+            units = min(UNITS_IN_PLACE_MAX, max(1, total // shares))
+        return max(units * UNIT_BYTES, self._buffers.buffer_bytes)
 
     def _start_workers(self) -> None:
         """As many as the depth allows and the queue can feed."""

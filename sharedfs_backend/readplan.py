@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sharedfs_backend.layout.names import PackName
 from sharedfs_backend.layout.seal import UNIT_BYTES
@@ -20,8 +21,7 @@ GAP_BYTES_MAX = 64 * 1024
 """Padding worth reading over rather than paying another operation for."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkRead:
+class ChunkRead(NamedTuple):
     """One wanted chunk: where it lies and what its bytes must add up to."""
 
     pack: PackName
@@ -30,8 +30,7 @@ class ChunkRead:
     checksum: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One unit of one chunk within a piece. `chunk` is the chunk's place in the request."""
 
     chunk: int
@@ -61,8 +60,13 @@ def plan_reads(reads: Sequence[ChunkRead], piece_bytes: int) -> list[Piece]:
     Packs come in the order in which they are first asked for.
     """
     by_pack: dict[PackName, list[int]] = {}
+    before: PackName | None = None
+    numbers: list[int] = []
     for number, read in enumerate(reads):
-        by_pack.setdefault(read.pack, []).append(number)
+        if read.pack is not before:  # neighbours nearly always share the name
+            before = read.pack
+            numbers = by_pack.setdefault(before, [])
+        numbers.append(number)
     pieces: list[Piece] = []
     for pack, numbers in by_pack.items():
         numbers.sort(key=lambda number: reads[number].offset)

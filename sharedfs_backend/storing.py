@@ -37,7 +37,7 @@ from sharedfs_backend.layout import (
 from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.packjob import CANCELLED
 from sharedfs_backend.publisher import Publisher
-from sharedfs_backend.puttask import Part, item_of
+from sharedfs_backend.puttask import Part, by_task, item_of
 from sharedfs_backend.realms import Realm
 from sharedfs_backend.runtime import Lane, LaneFull
 from sharedfs_backend.waitlist import Unpaid, Waitlist
@@ -394,10 +394,10 @@ class Storer:
                 if held is not None and held.leader == part:
                     followers += held.followers
                     del self._in_flight[place]
-        for task, index in pack:
-            task.settle(index, stored=stored, present=stored, failed=failed)
-        for task, index in followers:
-            task.settle(index, stored=False, present=stored, failed=failed)
+        for task, indexes in by_task(pack):
+            task.settle(indexes, stored=stored, present=stored, failed=failed)
+        for task, indexes in by_task(followers):
+            task.settle(indexes, stored=False, present=stored, failed=failed)
 
     def drop(self, parts: Sequence[Part], reason: str) -> None:
         """Parts that nobody began to write."""
@@ -415,7 +415,7 @@ class Storer:
             if self._ledger.is_quarantined(realm.digest, item_of(part).rank):
                 self.drop([part], QUARANTINED)
             else:
-                task.settle(index, stored=False, present=True)
+                task.settle((index,), stored=False, present=True)
 
     # -- not waiting any longer ----------------------------------------------------------------
 

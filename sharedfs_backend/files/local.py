@@ -112,11 +112,11 @@ class LocalFiles:
     def write_hashed(
         self, handle: Handle, offset: int, extents: Sequence[Extent], hasher: NativeHasher
     ) -> list[bytes] | None:
-        """`write` in steps of the profile's pieces, and the digest of each unit that ends; None if
-        it was stopped. Only where the profile is `vectored` and there are loops."""
+        """`write` and the digest of each unit that ends, in steps that stay in a core's cache; None
+        if it was stopped. Only where the profile is `vectored` and there are loops."""
         try:
-            fd, step_bytes = cast(LocalHandle, handle).fd, self.profile.piece_bytes
-            return _loops().write(fd, offset, extents, step_bytes, hasher)
+            fd = cast(LocalHandle, handle).fd
+            return _loops().write(fd, offset, extents, MEMORY_STEP_BYTES, hasher)
         except OSError as error:
             raise translate(error, "write", handle.path) from error
 

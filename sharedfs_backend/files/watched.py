@@ -154,7 +154,8 @@ class WatchedFiles:
         return read
 
     def watched_hashed(self, write_hashed: HashedWrite, step_bytes: int) -> HashedWrite:
-        """`write_hashed` of the inner layer, watched like a write and counted by its steps."""
+        """`write_hashed` of the inner layer, watched like a write, and counted as the writes of
+        `step_bytes` it stands for."""
 
         def write(
             handle: Handle, offset: int, extents: Sequence[Extent], hasher: NativeHasher

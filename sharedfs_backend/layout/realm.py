@@ -11,7 +11,7 @@ identities come from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -90,6 +90,15 @@ class LayoutDescriptor:
     shapes: tuple[tuple[int, ...], ...]
     tensor_format: str
     chunk_tokens: int
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        parts = (self.dtypes, self.shapes, self.tensor_format, self.chunk_tokens)
+        object.__setattr__(self, "_hash", hash(parts))
+
+    def __hash__(self) -> int:
+        """Computed once: a layout is looked up for every chunk."""
+        return self._hash
 
     def encode(self) -> bytes:
         """Canonical bytes. ValueError for what `decode` would not accept."""

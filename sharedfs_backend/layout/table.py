@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +27,7 @@ CHUNKS_PER_PACK_MAX = 65536
 (256 MiB) can hold at one block for each chunk."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkEntry:
+class ChunkEntry(NamedTuple):
     """One chunk inside a pack file: `length` bytes from `offset`."""
 
     key: bytes
@@ -60,7 +60,11 @@ class EntryTable:
         )
 
     def __iter__(self) -> Iterator[ChunkEntry]:
-        return (self[index] for index in range(len(self)))
+        keys, checksums = bytes(self.keys), bytes(self.checksums)
+        spans = zip(self.offset_array().tolist(), self.length_array().tolist(), strict=True)
+        for at, (offset, length) in enumerate(spans):
+            part = slice(16 * at, 16 * at + 16)
+            yield ChunkEntry(keys[part], offset, length, checksums[part])
 
     @classmethod
     def from_entries(cls, entries: Iterable[ChunkEntry]) -> EntryTable:

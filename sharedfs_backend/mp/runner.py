@@ -268,7 +268,8 @@ class Runner:
                 ):
                     put.written += size if is_new else 0
                     if is_there:
-                        put.present.update((place, size) for place in places[item.key])
+                        for place in places[item.key]:
+                            put.present[place] = size
             pending.arrived()
 
         if put.over:

@@ -15,6 +15,7 @@ import pytest
 
 from sharedfs_backend.files import Handle, LocalFiles
 from sharedfs_backend.files.profile import CachedReads, Profile
+from sharedfs_backend.layout.seal import UNIT_BYTES
 from sharedfs_backend.misses import MissKind
 from sharedfs_backend.native import Extent, Loops
 from sharedfs_backend.reader import PackReader
@@ -98,6 +99,22 @@ def test_what_is_in_memory_costs_no_other_read(world: World, memory: Memory) -> 
     # Steps of a MiB (see the reader's own test), or one call for each piece.
     assert len(memory.asked) == (3 if memory.is_compiled else 4 + 3 + 4)
     assert world.reader.stats()["reads_in_place"] == 3  # pieces
+
+
+@pytest.mark.parametrize(("shares", "wanted"), [(4, 1), (8, 2), (32, 4)])
+def test_a_large_load_takes_fewer_calls(
+    world: World, memory: Memory, shares: int, wanted: int
+) -> None:
+    """Up to four units in one, as long as every worker gets four pieces."""
+    units = shares * world.reader.stats()["depth"]
+    written = world.store([content(1, 4 * MIB)])
+    reads = reads_of(written) * units
+    task = world.reader.submit(
+        [read._replace(offset=read.offset + n * UNIT_BYTES) for n, read in enumerate(reads)],
+        [memoryview(bytearray(4 * MIB))] * units,
+        deadline=world.runtime.now() + 20,
+    )
+    assert {len(piece.spans) for piece in task.queue.pending} == {wanted}
 
 
 def test_padding_between_chunks_goes_to_no_chunk(world: World, memory: Memory) -> None:

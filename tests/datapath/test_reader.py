@@ -233,7 +233,7 @@ def test_a_read_only_destination_is_our_own_mistake(world: World) -> None:
 
 def test_an_empty_chunk_needs_no_read_but_its_checksum(world: World) -> None:
     good = reads_of(world.store([b""]))[0]
-    bad = replace(good, checksum=bytes(16))
+    bad = good._replace(checksum=bytes(16))
     task, _ = load(world, [good, bad])
     assert kinds(task) == [None, MissKind.CHECKSUM]
     assert world.ops == []

@@ -106,7 +106,7 @@ def test_a_pack_header_survives(commit: PackCommit, seal: Seal, align: int) -> N
     layout, lengths = commit.layout, [chunk.length for chunk in commit.entries]
     plan = plan_pack(layout, lengths, align)
     entries = EntryTable.from_entries(
-        replace(chunk, offset=offset)
+        chunk._replace(offset=offset)
         for chunk, offset in zip(commit.entries, plan.entries_offsets, strict=True)
     )
     where = (entries, plan.payload_offset, plan.total_bytes, commit.version)
