@@ -30,6 +30,8 @@ from launch.site import Site, SiteError
 RESERVE_SECONDS = 20.0
 """Kept for stopping GekkoFS and for Slurm's own end of the job."""
 STAGE_SECONDS_MIN = 5.0
+CORES_PER_GPU_MIN = 2
+"""Fewer, and an engine's two busy processes and the LMCache server take turns."""
 _LEFT = re.compile(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)")
 
 
@@ -57,13 +59,21 @@ def is_too_late(site: Site, state: str) -> bool:
 
 def check(site: Site, environ: Mapping[str, str]) -> int:
     """Says what will run. Raises SiteError."""
-    plan = plan_node(site, facts.gather(site, environ))
+    found = facts.gather(site, environ)
+    plan = plan_node(site, found)
     check_start(site, plan.name)
     nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
     kind = f"{site.gpus_per_replica} GPU(s)" if site.device == "cuda" else "CPU"
     say(f"{nodes} node(s), {len(plan.replicas)} replica(s) of {kind} on each, model {site.model}")
     say(f"namespace {site.namespace}" + (f", kept in {site.kept}" if site.kept else ""))
+    if has_few_cores(sum(len(replica.gpus) for replica in plan.replicas), len(found.cores)):
+        say(f"{len(found.cores)} core(s) on {plan.name} for all of this: give --cpus-per-task")
     return 0
+
+
+def has_few_cores(gpus: int, cores: int) -> bool:
+    """Whether a node's GPUs would wait for its cores; on CPUs the plan says what does not fit."""
+    return cores < gpus * CORES_PER_GPU_MIN
 
 
 def init(site: Site, hosts_file: str) -> int:

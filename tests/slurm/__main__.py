@@ -1,6 +1,7 @@
 """A shell on four virtual Slurm nodes of this machine: `sbatch`, `squeue`, `scancel` work in it.
 
     python -m tests.slurm [COMMAND ...]        the command instead of a shell
+    python -m tests.slurm --kill NODE          in that shell: the node dies, and what runs there
 
 Ends with the shell, and everything with it: jobs are cancelled, daemons stopped, their folder
 removed. It can be tried there what docs/CLUSTER.md says; tests/slurm/site.env has the settings.
@@ -18,7 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from tests.slurm.cluster import Cluster, ClusterError, missing_programs
+from bench.demo.processes import stop_sessions
+from tests.slurm.cluster import Cluster, ClusterError, missing_programs, sessions_on
 
 JOBS_END_SECONDS = 60.0
 
@@ -31,6 +33,8 @@ def main(words: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
+    if words and words[0] == "--kill":
+        return _kill(words[1:])
     folder = Path(tempfile.mkdtemp(prefix="sfs-slurm-"))  # short: sockets lie below it
     # Ctrl-C is the shell's and its commands'; whoever ends us ends the cluster in order.
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -46,6 +50,18 @@ def main(words: Sequence[str]) -> int:
                 _end_jobs(cluster)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill(names: Sequence[str]) -> int:
+    """In a shell of ours: ends these nodes' processes, slurmd included, by SIGKILL."""
+    conf = Path(os.environ.get("SLURM_CONF", ""))
+    for name in names:
+        if not conf.with_name(f"slurmd-{name}.log").exists():
+            print(f"there is no virtual node {name} here", file=sys.stderr)
+            return 2
+        stop_sessions(sessions_on(conf.parent, name), grace_seconds=0.0)
+        print(f"{name} is gone")
+    return 0
 
 
 def _end_jobs(cluster: Cluster) -> None:

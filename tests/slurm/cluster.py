@@ -41,7 +41,7 @@ SlurmUser={user}
 SlurmdUser={user}
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin={binding}
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
@@ -64,6 +64,9 @@ SlurmdLogFile={folder}/slurmd-%n.log
 {nodes}
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+NO_BINDING = "task/none"
+BINDING_TO_CORES = "task/affinity\nTaskPluginParam=Cores"
+"""As many clusters do: a task gets the cores it asked for, and one without being asked."""
 NODE = (
     "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 Boards=1 "
     "SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN"
@@ -84,8 +87,13 @@ class ClusterError(Exception):
 class Cluster:
     """Four virtual nodes n1 to n4. A context manager; not thread-safe."""
 
-    def __init__(self, folder: Path, nodes: Sequence[str] = ("n1", "n2", "n3", "n4")) -> None:
-        self.folder, self.nodes = folder, tuple(nodes)
+    def __init__(
+        self,
+        folder: Path,
+        nodes: Sequence[str] = ("n1", "n2", "n3", "n4"),
+        binding: str = NO_BINDING,
+    ) -> None:
+        self.folder, self.nodes, self._binding = folder, tuple(nodes), binding
         self._daemons: dict[str, tuple[subprocess.Popen[bytes], Session]] = {}
         self._killed: list[Session] = []
 
@@ -137,6 +145,7 @@ class Cluster:
             port=first,
             folder=self.folder,
             user=user,
+            binding=self._binding,
             down=DOWN_SECONDS,
             kill_wait=KILL_WAIT_SECONDS,
             nodes="\n".join(lines),
@@ -216,36 +225,10 @@ class Cluster:
     def kill_node(self, name: str) -> None:
         """The node is gone at once: its slurmd, and all that ran there, by SIGKILL."""
         process, session = self._daemons.pop(name)
-        stop_sessions([session, *self._sessions_on(name)], grace_seconds=0.0, reap=process.poll)
+        stop_sessions(
+            [session, *sessions_on(self.folder, name)], grace_seconds=0.0, reap=process.poll
+        )
         process.wait(10)
-
-    def _sessions_on(self, name: str) -> list[Session]:
-        """Sessions of what runs on this node of ours: what says so, and its descendants."""
-        pids = processes_with(self.environment["SLURM_CONF"], name)
-        return self._sessions_of(with_descendants([*pids, *self._step_daemons(name)]))
-
-    def _step_daemons(self, name: str = "") -> list[int]:
-        """Slurm's own processes of jobs, which outlive slurmd: they work in our folder, and write
-        their node's log."""
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if os.readlink(entry / "cwd").split(" ")[0] != str(self.folder):
-                    continue
-                files = {os.path.basename(os.readlink(fd)) for fd in (entry / "fd").iterdir()}
-                if not name or f"slurmd-{name}.log" in files:
-                    found.append(int(entry.name))
-        return found
-
-    @staticmethod
-    def _sessions_of(pids: Iterable[int]) -> list[Session]:
-        found: dict[int, Session] = {}
-        for pid in pids:
-            stat = read_stat(pid)
-            if stat is not None and stat.session not in found:
-                leader = read_stat(stat.session)
-                found[stat.session] = Session(stat.session, leader.start_ticks if leader else 0)
-        return list(found.values())
 
     def close(self) -> None:
         """Everything ends: nodes first, munged last; then what jobs still had."""
@@ -255,9 +238,33 @@ class Cluster:
                 process, session = self._daemons.pop(name)
                 stop_sessions([session], grace_seconds=10.0, reap=process.poll)
                 process.wait(10)
-        conf = self.environment["SLURM_CONF"]
-        left = with_descendants([*processes_with(conf), *self._step_daemons()])
-        stop_sessions(self._sessions_of(left), grace_seconds=0.0)
+        stop_sessions(sessions_on(self.folder), grace_seconds=0.0)
+
+
+def sessions_on(folder: Path, node: str = "") -> list[Session]:
+    """Sessions of what runs on a node of this folder's cluster, or on all: Slurm's own processes
+    (slurmd, and those of steps, which outlive it), what says so, and the descendants."""
+    pids = processes_with(str(folder / "slurm.conf"), node or None)
+    found: dict[int, Session] = {}
+    for pid in with_descendants([*pids, *_daemons_on(folder, node)]):
+        stat = read_stat(pid)
+        if stat is not None and stat.session not in found:
+            leader = read_stat(stat.session)
+            found[stat.session] = Session(stat.session, leader.start_ticks if leader else 0)
+    return list(found.values())
+
+
+def _daemons_on(folder: Path, node: str) -> list[int]:
+    """Slurm's own processes: they work in the folder, and write their node's log."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.readlink(entry / "cwd").split(" ")[0] != str(folder):
+                continue
+            files = {os.path.basename(os.readlink(fd)) for fd in (entry / "fd").iterdir()}
+            if not node or f"slurmd-{node}.log" in files:
+                found.append(int(entry.name))
+    return found
 
 
 def processes_with(conf: str, node: str | None = None, job_id: int = 0) -> list[int]:

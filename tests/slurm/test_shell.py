@@ -36,6 +36,28 @@ def test_a_command_on_virtual_nodes_runs_jobs_and_its_end_ends_them(tmp_path: Pa
     assert processes_with(conf) == [] and not Path(conf).parents[1].exists()
 
 
+@pytest.mark.alone
+def test_a_node_is_killed_from_within_the_shell_and_the_others_go_on() -> None:
+    if missing := missing_programs():
+        pytest.skip(f"{', '.join(missing)}: apt install munge slurmctld slurmd slurm-client")
+    kill = f"{sys.executable} -m tests.slurm --kill"
+    script = f"{kill} n9; srun -w n2 sleep 600 & job=$!; "
+    script += "until squeue -h -t running | grep -q n2; do sleep 0.2; done; "
+    script += f"{kill} n2; wait $job; "
+    script += "pgrep -f 'slurmd -D -N n[123] -f '$SLURM_CONF -a; srun -w n1 echo n1 serves"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.slurm", "bash", "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "no virtual node n9" in done.stderr and "n2 is gone" in done.stdout
+    assert [f"slurmd -D -N n{n} " in done.stdout for n in (1, 2, 3)] == [True, False, True]
+    assert "n1 serves" in done.stdout
+
+
 @pytest.mark.parametrize(("node", "core"), [("n1", "0"), ("n2", "1")])
 def test_its_settings_are_those_of_a_fleet_on_cpus(node: str, core: str) -> None:
     words = ["bash", "-c", f"set -a; . {SITE}; env"]
