@@ -3,9 +3,10 @@
     python -m launch.split --prefill FILE --decode FILE --host ADDRESS --port PORT
 
 FILE holds the URL of that fleet's router (`launch.head` writes it when the fleet is up). A request
-for a completion first goes to the prefill fleet for one token that nobody reads; by then its
-prompt's KV lies in the namespace, and the request itself goes to the decode fleet, which reloads
-it. A prefill that fails costs time, not the answer: the decode fleet computes what it does not
+for a completion first goes to the prefill fleet for one token that nobody reads. What that computed
+is published, and found by the decode fleet, some moments later: so long (`--settle-seconds`) the
+request is held where at least a chunk was computed, and then the decode fleet reloads it. A prefill
+that fails, or settles later, costs time, not the answer: the decode fleet computes what it does not
 find. An example of the idea, with a thread for each connection; all else passes to the decode side.
 """
 
@@ -14,8 +15,10 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,6 +30,8 @@ from launch.node import stop_event
 COMPLETIONS = ("/v1/completions", "/v1/chat/completions")
 ASK_SECONDS = 1800.0
 WAIT_SECONDS = 2.0
+SETTLE_SECONDS = 1.5
+CHUNK_TOKENS = 256
 BLOCK_BYTES = 65536
 BODY_BYTES_MAX = 64 << 20
 HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "host", "content-length"}
@@ -49,13 +54,34 @@ def prefill_body(body: bytes) -> bytes | None:
     return json.dumps(asked).encode()
 
 
+def computed_tokens(answer: bytes) -> int:
+    """Prompt tokens that the prefill side did not have yet, by its answer; 0 where it is none.
+
+    What it had cached counts only where engines say so (`--enable-prompt-tokens-details`).
+    """
+    try:
+        usage = json.loads(answer)["usage"]
+        details = usage.get("prompt_tokens_details") or {}
+        return int(usage["prompt_tokens"]) - int(details.get("cached_tokens") or 0)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return 0
+
+
 class Split(ThreadingHTTPServer):
     """The server; each connection has a thread that ends with it."""
 
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], prefill: str, decode: str) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        prefill: str,
+        decode: str,
+        chunk_tokens: int = CHUNK_TOKENS,
+        settle: Callable[[], None] = lambda: time.sleep(SETTLE_SECONDS),
+    ) -> None:
         self.prefill, self.decode = prefill, decode
+        self.chunk_tokens, self.settle = chunk_tokens, settle
         super().__init__(address, _Handler)
 
 
@@ -83,11 +109,14 @@ class _Handler(BaseHTTPRequestHandler):
         connection = _connect(self.server.prefill)
         try:
             connection.request("POST", self.path, asked, self._headers())
-            connection.getresponse().read()
+            answer = connection.getresponse().read()
         except (OSError, http.client.HTTPException) as error:
             say(f"prefill failed, the decode side computes: {error}")
+            return
         finally:
             connection.close()
+        if computed_tokens(answer) >= self.server.chunk_tokens:
+            self.server.settle()
 
     def _pass_on(self, body: bytes) -> None:
         """The decode side's answer, as it comes."""
@@ -99,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
             connection.close()
             self.send_error(502, str(error))
             return
-        self.send_response(answer.status)
+        self.send_response_only(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in HOP_HEADERS:
                 self.send_header(name, value)
@@ -143,13 +172,20 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--decode", type=Path, required=True, help="file with the router's URL")
     parser.add_argument("--host", default="0.0.0.0")
     parser.add_argument("--port", type=int, default=9000)
+    parser.add_argument("--settle-seconds", type=float, default=SETTLE_SECONDS)
     options = parser.parse_args(words)
     stop = stop_event(held=False)
     prefill = wait_for_url(options.prefill, stop.wait)
     decode = wait_for_url(options.decode, stop.wait)
     if not prefill or not decode:
         return 0
-    server = Split((options.host, options.port), prefill, decode)
+    server = Split(
+        (options.host, options.port),
+        prefill,
+        decode,
+        int(os.environ.get("FLEET_CHUNK_TOKENS") or CHUNK_TOKENS),
+        lambda: time.sleep(options.settle_seconds),
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     say(f"split fleet: http://{decode.split('/')[2].split(':')[0]}:{server.server_port}/v1")
     stop.wait()

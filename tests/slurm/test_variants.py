@@ -3,10 +3,14 @@ and, where Ray is installed, the whole job with it."""
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,7 @@ from launch.hold import hold
 from launch.parts import Part
 from launch.rayserve import environment_of
 from launch.restarts import Restarts
-from launch.split import prefill_body, wait_for_url
+from launch.split import Split, computed_tokens, prefill_body, wait_for_url
 from tests.slurm.fleetjob import ENDED, FleetJob
 
 
@@ -36,6 +40,77 @@ def test_the_newer_name_of_the_limit_is_lowered_too() -> None:
 @pytest.mark.parametrize("body", [b"", b"[1]", b"{", b"3"])
 def test_what_is_no_request_is_not_prefilled(body: bytes) -> None:
     assert prefill_body(body) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "tokens"),
+    [
+        (b'{"usage": {"prompt_tokens": 700}}', 700),
+        (b'{"usage": {"prompt_tokens": 700, "prompt_tokens_details": null}}', 700),
+        (b'{"usage": {"prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 5}}}', 2),
+        (b'{"usage": null}', 0),
+        (b'{"error": "busy"}', 0),
+        (b"[1]", 0),
+        (b"", 0),
+    ],
+)
+def test_what_the_prefill_side_computed_is_read_from_its_answer(answer: bytes, tokens: int) -> None:
+    assert computed_tokens(answer) == tokens
+
+
+@contextmanager
+def serving(server: HTTPServer) -> Iterator[str]:
+    """Its address, while it serves."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def replica(name: str, seen: list[str], prompt_tokens: int) -> HTTPServer:
+    """A server that notes that it was asked, and answers with a usage."""
+    body = json.dumps({"from": name, "usage": {"prompt_tokens": prompt_tokens}}).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            seen.append(name)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return HTTPServer(("127.0.0.1", 0), Handler)
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "order"),
+    [(255, ["prefill", "decode"]), (256, ["prefill", "settled", "decode"])],
+)
+def test_the_decode_side_is_asked_when_a_computed_chunk_has_settled(
+    prompt_tokens: int, order: list[str]
+) -> None:
+    seen: list[str] = []
+    with (
+        serving(replica("prefill", seen, prompt_tokens)) as prefill,
+        serving(replica("decode", seen, prompt_tokens)) as decode,
+    ):
+        urls = f"http://{prefill}", f"http://{decode}"
+        split = Split(("127.0.0.1", 0), *urls, 256, lambda: seen.append("settled"))
+        with serving(split) as address:
+            connection = http.client.HTTPConnection(address, timeout=10)
+            connection.request("POST", "/v1/completions", b'{"prompt": "x"}')
+            answer = connection.getresponse()
+            assert json.loads(answer.read())["from"] == "decode"
+            connection.close()
+    assert seen == order
+    names = [name.lower() for name, _ in answer.getheaders()]
+    assert names.count("date") == names.count("server") == 1
 
 
 def test_a_url_is_waited_for(tmp_path: Path) -> None:
