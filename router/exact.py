@@ -176,14 +176,19 @@ class Exact:
         return ExactAsk(ask_of(parsed, tokens_per_byte))
 
     def _exact(self, kind: Kind, parsed: Parsed, adapter: str) -> Ask | None:
-        """On a worker's thread."""
+        """On a worker's thread. A tokenizer may raise anything for what a client can send; the
+        engine will say so to it."""
         try:
-            ids = ids_of(self._tokenizer, kind, parsed.fields)
-            data = None if not ids else array("I", ids).tobytes()
-        except (TypeError, OverflowError):  # ids that are none: the engine will say so
+            return self._in_tokens(kind, parsed, adapter)
+        except Exception:
+            log.debug("a prompt is weighed by its characters", exc_info=True)
             return None
-        if ids is None or data is None:
+
+    def _in_tokens(self, kind: Kind, parsed: Parsed, adapter: str) -> Ask | None:
+        ids = ids_of(self._tokenizer, kind, parsed.fields)
+        if not ids:
             return None
+        data = array("I", ids).tobytes()
         salt = parsed.fields.get("cache_salt") or ""
         seed = token_seed(adapter, str(salt))
         ask = Ask(
@@ -243,7 +248,7 @@ class Exact:
 def _tokens(answer: bytes | None) -> list[int] | None:
     try:
         value = json.loads(answer or b"null")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     ids = value.get("tokens") if isinstance(value, dict) else None
     return ids if isinstance(ids, list) else None

@@ -116,20 +116,25 @@ class Precision:
         return answer.body if answer.status == 200 else None
 
     async def _follow_events(self, replica: Replica) -> None:
-        from router.kv_events import Follower, follow  # pyzmq only where events are followed
+        from zmq.error import ZMQError  # pyzmq only where events are followed
+
+        from router.kv_events import Follower, follow
 
         assert replica.announced is not None
-        name, endpoint = replica.id, f"tcp://{replica.host}:{replica.announced.kv_events_port}"
+        name, host = replica.id, f"[{replica.host}]" if ":" in replica.host else replica.host
+        endpoint = f"tcp://{host}:{replica.announced.kv_events_port}"
 
         def changed(what: Residency) -> None:
             self._fleet.resident(name, what.stored, what.removed, what.cleared)
 
         while True:
+            follower = Follower(changed)
             try:
-                await follow(Follower(changed), endpoint)
-            except OSError as error:
+                await follow(follower, endpoint)
+            except (OSError, ZMQError) as error:
                 log.warning("KV events of %s: %s", name, error)
-            self._fleet.resident(name, (), (), True)
+            if follower.batches:  # else it has its shadow still
+                self._fleet.resident(name, (), (), True)
             await asyncio.sleep(EVENTS_PAUSE_SECONDS)
 
 

@@ -118,6 +118,47 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETION, {"prompt": "a lone \ud800"}),
+        (COMPLETION, {"prompt": "text", "cache_salt": "\ud800"}),
+        (CHAT, {"messages": [user("a lone \ud800")]}),
+        (
+            CHAT,
+            {
+                "messages": [
+                    user("x"),
+                    {
+                        "role": "assistant",
+                        "content": None,
+                        "tool_calls": [{"function": {"name": "f", "arguments": DEEP}}],
+                    },
+                ]
+            },
+        ),
+    ],
+    ids=["prompt", "salt", "message", "arguments"],
+)
+def test_what_a_tokenizer_cannot_take_is_weighed_by_its_characters(
+    tokenizer: Tokenizer, path: bytes, fields: dict[str, Any]
+) -> None:
+    asked = ask(exact_of(tokenizer, FakeTier(512)), path, **fields)
+    assert asked.ask.prompt_tokens >= 1
+
+
+def test_an_engine_that_answers_what_nobody_can_read_proves_nothing(tokenizer: Tokenizer) -> None:
+    async def post(path: str, body: bytes) -> bytes | None:
+        return DEEP.encode()
+
+    made = Exact(tokenizer, None, Now())
+    asyncio.run(made.check(post, "a", "m"))
+    assert not made.parity.trusts(Kind.COMPLETION)
+
+
 # -- tokens ----------------------------------------------------------------------------------------
 
 
