@@ -24,7 +24,7 @@ from router.peers import Peers
 from router.precision import Precision, opened
 from router.relay.limits import Limits
 from router.relay.server import RelayServer, serve
-from router.replicas import Replica, ReplicaError
+from router.replicas import REPLICAS_MAX, Replica, ReplicaError
 from router.routes import Routes
 from router.scores import Scores
 from router.service import Rules, Service
@@ -37,6 +37,8 @@ from router.watch import Rhythm, Watch
 log = logging.getLogger(__name__)
 
 SAMPLE_SECONDS = 1.0  # how often load is written down for the page
+FIRST_PROBE_SECONDS = 2.0  # of a process among others: a request would get 503 before
+FIRST_LOOK_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,9 @@ class App:
             ),
             now=now,
         )
+        self._left: dict[str, None] = {}
+        """Replicas that are gone. Forgotten with every change of the list: a request that was still
+        under way when one left is counted for it later."""
         self.precision: Precision | None = None
         self.relay: RelayServer | None = None
         self.is_draining = False
@@ -131,6 +136,8 @@ class App:
         except (ReplicaError, OSError) as error:
             raise SettingsError(f"the list of replicas: {error}") from error
         self._apply(listing)
+        if self._place.folder is not None:
+            await self._catch_up()
         try:
             self.relay = await serve(
                 self.service,
@@ -191,6 +198,8 @@ class App:
         """A peer's question, or one's own."""
         if question.get("ask") == "drain":
             return {"known": self.members.drain(question["replica"], question["is_draining"])}
+        if question.get("ask") == "draining":
+            return {"draining": [each.replica.id for each in self.members if each.is_draining]}
         relay = self.relay
         extra = {
             "tokens_per_byte": self.scores.tokens_per_byte,
@@ -206,13 +215,28 @@ class App:
             "history": self.history.dump(),
         }
 
+    async def _catch_up(self) -> None:
+        """Before a process listens among others, which have told clients that they serve: whom they
+        drain, and for a while until somebody takes requests."""
+        for answer in await self.peers.ask_all({"ask": "draining"}):
+            for name in answer["draining"]:
+                self.members.drain(name, True)
+        until = self._now() + FIRST_PROBE_SECONDS
+        while not self.members.ready() and self._now() < until:
+            await asyncio.sleep(FIRST_LOOK_SECONDS)
+
     # -- what happens by itself ------------------------------------------------------------------
 
     def _apply(self, listing: Listing) -> None:
         joined, left = self.members.apply(listing)
         for name in left:
             self._routes.forget(name)
-            self.tally.forget(name)
+            self._left[name] = None
+        for name in joined:
+            self._left.pop(name, None)
+        while len(self._left) > REPLICAS_MAX:
+            del self._left[next(iter(self._left))]
+        self.tally.forget(self._left)
         self.watch.follow()
         if self.precision is not None:
             self.precision.follow()

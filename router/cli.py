@@ -155,11 +155,12 @@ async def _serve(settings: Settings, place: Place) -> None:
     router = App(settings, place)
     signals: asyncio.Queue[None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signals.put_nowait, None)
     orphaned = asyncio.create_task(_until_orphaned(signals)) if place.folder else None
     try:
         await router.start()
+        # Not sooner: a start that a dead file system holds up must end as any program does.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, signals.put_nowait, None)
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         if orphaned is None:  # else the supervisor says it, of all of them

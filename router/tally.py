@@ -11,7 +11,7 @@ Of the event loop's thread; a call costs about a microsecond, every request make
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 Series = tuple[str, ...]
@@ -52,10 +52,10 @@ class Tally:
             known = self.histograms.setdefault(series, Histogram())
         return known
 
-    def forget(self, label: str) -> None:
-        """Drops every series with this label value: a replica that left."""
+    def forget(self, labels: Container[str]) -> None:
+        """Drops every series with one of these label values: replicas that left."""
         for table in (self.counters, self.histograms):
-            for series in [series for series in table if label in series[1:]]:
+            for series in [each for each in table if any(label in labels for label in each[1:])]:
                 del table[series]
 
     def dump(self) -> dict[str, Any]:

@@ -68,6 +68,7 @@ class Watch:
         self._key = replica_key
         self._on_silent = on_silent
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._refresh: asyncio.Task[None] | None = None
 
     def follow(self) -> None:
         """One task for each member there is now, none for any other."""
@@ -80,13 +81,21 @@ class Watch:
 
     async def stop(self) -> None:
         tasks = list(self._tasks.values())
+        if self._refresh is not None:
+            tasks.append(self._refresh)
         self._tasks.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def refresh_models(self) -> None:
-        """Asks everybody that takes requests for its models, now."""
+        """Asks everybody that takes requests for its models, now. Who comes meanwhile waits for the
+        same answers: clients cannot make a replica be asked more than once at a time."""
+        if self._refresh is None or self._refresh.done():
+            self._refresh = asyncio.create_task(self._ask_for_models(), name="models")
+        await asyncio.shield(self._refresh)  # who leaves must not end it for the others
+
+    async def _ask_for_models(self) -> None:
         await asyncio.gather(*(self._models(member.replica) for member in self._members.ready()))
 
     async def _watch(self, name: str) -> None:

@@ -38,7 +38,7 @@ def test_a_replica_that_left_takes_its_series_along() -> None:
     tally.count(("retries_total", "a:1", "closed"))
     tally.observe(("ttft_seconds", "a:1"), 0.1)
     tally.count(("retries_total", "b:2", "closed"))
-    tally.forget("a:1")
+    tally.forget({"a:1"})
     assert list(tally.counters) == [("retries_total", "b:2", "closed")]
     assert tally.histograms == {}
 

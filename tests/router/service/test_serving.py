@@ -282,6 +282,30 @@ def _is_ready(running: Running, names: set[str]) -> bool:
     return {member.replica.id for member in ready} == names
 
 
+def test_what_ends_after_its_replica_left_leaves_no_series(tmp_path: Path) -> None:
+    listed = tmp_path / "list"
+    with replicas(2) as (one, two):
+        listed.write_text(f"{one.url}\n")
+        one.script.hold = threading.Event()
+        with router(replica_file=str(listed)) as running:
+            running.wait_ready(1)
+            late = threading.Thread(target=running.chat)
+            late.start()
+            until(lambda: not running.settled())
+            listed.write_text(f"{two.url}\n")
+            until(lambda: list(_ids(running)) == [two.id])
+            one.script.hold.set()
+            late.join()
+            assert one.id in running.ask("/metrics").body.decode()
+            listed.write_text(f"{two.url}\nhttp://127.0.0.1:9\n")  # any change
+            until(lambda: len(_ids(running)) == 2)
+            assert one.id not in running.ask("/metrics").body.decode()
+
+
+def _ids(running: Running) -> list[str]:
+    return running.on_loop(lambda: [member.replica.id for member in running.app.members])
+
+
 def test_the_list_changes_under_load_and_no_request_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "list"
     with replicas(3) as three:

@@ -9,13 +9,18 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from router.app import Place
+from router.relay.server import RelayServer, serve
+from router.service import Service
 from router.settings import Settings, SettingsError
 from tests.router.identity.byte_tokenizer import write_byte_tokenizer
-from tests.router.service.fakes import chat, launched, replicas, until
+from tests.router.service.fakes import chat, launched, replicas, router, until
 
 
 def test_sigterm_lets_streams_finish_and_takes_no_new_connections() -> None:
@@ -98,6 +103,57 @@ def test_a_process_that_dies_is_replaced_and_the_others_end_with_the_supervisor(
         running.process.send_signal(signal.SIGTERM)
         running.process.wait(30)
         assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_a_process_that_is_replaced_drains_whom_the_others_drain() -> None:
+    with replicas(2) as pair:
+        urls = ",".join(replica.url for replica in pair)
+        with launched("--replicas", urls, "--workers", "2") as running:
+            until(lambda: _all_ready(running.ask("/replicas").json()))
+            running.ask(f"/replicas/{pair[0].id}/drain", method="POST")
+            for _ in range(2):  # both, one after the other
+                killed = _children(running.process.pid)[0]
+                os.kill(killed, signal.SIGKILL)
+                until(lambda killed=killed: _is_replaced(running.process.pid, killed))  # type: ignore[misc]
+                until(lambda: running.ask("/replicas").json()["workers"] == 2)
+            assert {running.chat(f"{number}").replica for number in range(16)} == {pair[1].id}
+
+
+def test_a_process_among_others_listens_once_it_has_a_replica(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that the kernel gives to one just started must not find it without."""
+    ready: list[int] = []
+
+    async def listening(service: Service, **more: Any) -> RelayServer:
+        ready.append(len(service.members.ready()))
+        return await serve(service, **more)
+
+    monkeypatch.setattr("router.app.serve", listening)
+    with replicas(1) as (one,), router(one.url, place=Place(tmp_path)):
+        assert ready == [1]
+
+
+def test_a_start_that_hangs_ends_when_it_is_told(tmp_path: Path) -> None:
+    """Reading a pipe that nobody writes into hangs as a dead file system does."""
+    pipe = tmp_path / "list"
+    os.mkfifo(pipe)
+    process = subprocess.Popen([sys.executable, "-m", "router", "--replica-file", str(pipe)])
+    writers: list[int] = []
+    until(lambda: _is_read(pipe, writers))
+    process.send_signal(signal.SIGTERM)
+    try:
+        assert process.wait(20) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+        os.close(writers[0])
+
+
+def _is_read(pipe: Path, writers: list[int]) -> bool:
+    with suppress(OSError):  # ENXIO: not yet
+        writers.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    return bool(writers)
 
 
 def _is_replaced(supervisor: int, killed: int) -> bool:

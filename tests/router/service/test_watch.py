@@ -110,6 +110,44 @@ def test_a_mistake_of_ours_ends_no_watch(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(uvloop.run(is_watched_after(lambda path: WELL)).ready()) == 1
 
 
+def test_models_are_asked_for_once_at_a_time() -> None:
+    """However many clients ask, and whoever of them leaves meanwhile."""
+    asked = 0
+
+    async def ask() -> None:
+        nonlocal asked
+        hold = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal asked
+            head = await reader.readuntil(b"\r\n\r\n")
+            asked += b"/v1/models" in head
+            await hold.wait()
+            writer.write(whole(b'{"data":[{"id":"m"}]}'))
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        fleet = Fleet(rng=random.Random(1))
+        members = Members(fleet)
+        members.apply({"a:1": Replica("a:1", "127.0.0.1", port)})
+        members.probed("a:1", "", 0.0)
+        watch = Watch(members, fleet, OFTEN, now=asyncio.get_running_loop().time)
+        waiting = [asyncio.create_task(watch.refresh_models()) for _ in range(20)]
+        while not asked:
+            await asyncio.sleep(0.001)
+        waiting[0].cancel()
+        await asyncio.sleep(0)
+        hold.set()
+        await asyncio.gather(*waiting[1:])
+        assert [entry["id"] for entry in members.merged_models()] == ["m"]
+        await watch.stop()
+        server.close()
+
+    uvloop.run(asyncio.wait_for(ask(), 20))
+    assert asked == 1
+
+
 def test_a_host_name_that_cannot_be_one_is_no_answer() -> None:
     async def ask() -> None:
         await fetch(Replica("a..b:80", "a..b", 80), "/health", deadline_seconds=5.0)
