@@ -12,12 +12,14 @@ Pure. Must not know: engines.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 from bench.demo.client import Metrics
 
 METRIC = "sharedfs_pack_operations"
-PIECE_BYTES = 4 << 20  # Of one read, unless the namespace's profile says otherwise.
-PIECE_GAUGE = "sharedfs_piece_bytes"
+PIECE_BYTES = 4 << 20  # Of one read or write, unless the server says otherwise.
+READ_GAUGE = "sharedfs_read_bytes"
+WRITE_GAUGE = "sharedfs_piece_bytes"
 PACK_BYTES_MAX = 64 << 20  # The least that a full pack holds; a profile may say more.
 
 
@@ -31,28 +33,38 @@ def read_operations(metrics: Metrics) -> Counter[str] | None:
     return counts
 
 
-def piece_bytes(metrics: Metrics) -> int:
-    """Returns how much one read brings here: smaller where an operation is a memory copy."""
-    known = [round(sample.value) for sample in metrics.select(PIECE_GAUGE)]
-    return known[0] if known else PIECE_BYTES
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much one read brings, and one write takes, in bytes."""
+
+    read: int = PIECE_BYTES
+    write: int = PIECE_BYTES
 
 
-def load_budget(
-    packs: int, chunks: int, chunk_bytes: int, one_read_bytes: int = PIECE_BYTES
-) -> Counter[str]:
+USUAL = Sizes()
+
+
+def sizes_of(metrics: Metrics) -> Sizes:
+    """Returns the sizes here: smaller where an operation is a memory copy, or a mount's limit."""
+    found = [
+        [round(sample.value) for sample in metrics.select(gauge)] or [PIECE_BYTES]
+        for gauge in (READ_GAUGE, WRITE_GAUGE)
+    ]
+    return Sizes(found[0][0], found[1][0])
+
+
+def load_budget(packs: int, chunks: int, chunk_bytes: int, sizes: Sizes = USUAL) -> Counter[str]:
     """Returns the most that loading `chunks` chunks that lie in `packs` packs may do."""
-    pieces = chunks * -(-chunk_bytes // one_read_bytes)
+    pieces = chunks * -(-chunk_bytes // sizes.read)
     return Counter(open=packs, read=pieces) if chunks else Counter()
 
 
-def store_budget(
-    packs: int, chunks: int, chunk_bytes: int, one_read_bytes: int = PIECE_BYTES
-) -> Counter[str]:
+def store_budget(packs: int, chunks: int, chunk_bytes: int, sizes: Sizes = USUAL) -> Counter[str]:
     """Returns the most that storing `chunks` chunks as `packs` packs may do.
 
     A pack's payload is written in pieces; its header and trailer take at most a write each.
     """
-    pieces = chunks * -(-chunk_bytes // one_read_bytes)
+    pieces = chunks * -(-chunk_bytes // sizes.write)
     return Counter(create=packs, write=pieces + 2 * packs, close=packs) if chunks else Counter()
 
 

@@ -20,11 +20,12 @@ from bench.demo.expect import Expected, Ledger
 from bench.demo.fleet import FleetError, Replica, tail
 from bench.demo.front import Front
 from bench.demo.operations import (
-    PIECE_BYTES,
+    USUAL,
+    Sizes,
     load_budget,
     over_budget,
-    piece_bytes,
     read_operations,
+    sizes_of,
     store_budget,
 )
 from bench.demo.prompts import tokens
@@ -209,8 +210,8 @@ class Scenario:
         cold: Answer,
         packs_before: int,
     ) -> None:
-        pieces = piece_bytes(replica.server_metrics())
-        allowed = budget(warm, packs_before, self.plan.chunk_bytes, pieces)
+        sizes = sizes_of(replica.server_metrics())
+        allowed = budget(warm, packs_before, self.plan.chunk_bytes, sizes)
         row = Row(
             label=label,
             replica=replica.name,
@@ -230,15 +231,15 @@ class Scenario:
 
 
 def budget(
-    answer: Answer, packs_before: int, chunk_bytes: int, one_read_bytes: int = PIECE_BYTES
+    answer: Answer, packs_before: int, chunk_bytes: int, sizes: Sizes = USUAL
 ) -> Counter[str]:
     """Returns what one request may do: its load, its store, and the audits that met it.
 
     `packs_before` is how many packs the prompt's stored prefix was written as.
     """
-    load = load_budget(packs_before, answer.expected.chunks_loaded, chunk_bytes, one_read_bytes)
+    load = load_budget(packs_before, answer.expected.chunks_loaded, chunk_bytes, sizes)
     new = answer.expected.chunks_new
-    store = store_budget(answer.packs_stored, new, chunk_bytes, one_read_bytes)
+    store = store_budget(answer.packs_stored, new, chunk_bytes, sizes)
     return load + store + load_budget(answer.audits, answer.audits, chunk_bytes)
 
 

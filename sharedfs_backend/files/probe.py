@@ -28,6 +28,9 @@ SCRATCH_PREFIX = "probe."
 _DATA = bytes(range(256)) * 32
 _BLOCK_BYTES = 4096
 _TMPFS_MAGIC = 0x01021994
+_FUSE_MAGIC = 0x65735546
+_FUSE_REQUEST_BYTES = 1 << 20
+"""256 pages, the most that the kernel puts into one request by default."""
 _DAY_SECONDS = 86400.0
 _ABILITIES = (
     "rename",
@@ -38,7 +41,10 @@ _ABILITIES = (
     "statvfs",
     "flush",
     "cached_reads",
+    "request_bytes_max",
 )
+_OWN_AFFAIR = ("cached_reads", "request_bytes_max")
+"""Of each machine: nobody need agree, or be told."""
 _HABITS = ("unlink_needs_end", "orphans_offline_only")
 
 
@@ -72,6 +78,7 @@ def probe(
             statvfs=_works(lambda: os.statvfs(scratch.path).f_blocks > 0),
             flush=_flush_method(scratch, base.flush),
             cached_reads=_cached_reads(scratch, statfs_type(root)),
+            request_bytes_max=_request_bytes_max(base, statfs_type(root)),
         )
     finally:
         scratch.remove()
@@ -83,7 +90,7 @@ def differences(namespace: Profile, mount: Profile) -> list[str]:
         f"{field.name} is {_text(getattr(mount, field.name))} on this mount, "
         f"{_text(getattr(namespace, field.name))} in the namespace"
         for field in fields(Profile)
-        if field.name != "cached_reads"  # each machine's own affair
+        if field.name not in _OWN_AFFAIR
         and getattr(mount, field.name) != getattr(namespace, field.name)
     ]
 
@@ -224,6 +231,10 @@ def _cached_reads(scratch: _Scratch, statfs_type: int | None) -> CachedReads:
     if statfs_type == _TMPFS_MAGIC:
         return CachedReads.MEMORY
     return CachedReads.NOWAIT if _works(lambda: _read_nowait(scratch)) else CachedReads.NONE
+
+
+def _request_bytes_max(base: Profile, statfs_type: int | None) -> int:
+    return _FUSE_REQUEST_BYTES if statfs_type == _FUSE_MAGIC else base.request_bytes_max
 
 
 def _read_nowait(scratch: _Scratch) -> bool:

@@ -16,6 +16,7 @@ KIB = 1024
 MIB = 1024 * KIB
 PIECE_BYTES = 4 * MIB
 """A checksum unit: pieces are cut at unit boundaries, a bigger one is a whole number of units."""
+PIECE_BYTES_MAX = 64 * MIB
 
 
 class FlushMethod(enum.Enum):
@@ -48,6 +49,7 @@ class Profile:
     statvfs: bool = True
     flush: FlushMethod = FlushMethod.RANGE
     cached_reads: CachedReads = CachedReads.NONE
+    request_bytes_max: int = PIECE_BYTES_MAX  # a longer read becomes requests one after the other
     # sizes
     align_bytes: int = 4 * KIB
     piece_bytes: int = PIECE_BYTES
@@ -60,12 +62,19 @@ class Profile:
     def __post_init__(self) -> None:
         if self.align_bytes % (4 * KIB) or not 0 < self.align_bytes <= 64 * MIB:
             raise ValueError(f"align_bytes {self.align_bytes} is not a multiple of 4096")
-        if self.piece_bytes % (64 * KIB) or not 0 < self.piece_bytes <= 64 * MIB:
-            raise ValueError(f"piece_bytes {self.piece_bytes} is not a multiple of 65536")
+        for name in ("piece_bytes", "request_bytes_max"):
+            size = getattr(self, name)
+            if size % (64 * KIB) or not 0 < size <= PIECE_BYTES_MAX:
+                raise ValueError(f"{name} {size} is not a multiple of 65536")
         if not 64 * MIB <= self.pack_bytes_max <= 256 * MIB:
             raise ValueError(f"pack_bytes_max {self.pack_bytes_max} is not within 64-256 MiB")
         if not 1 <= self.read_depth_max <= 1024:
             raise ValueError(f"read_depth_max {self.read_depth_max} is not within 1-1024")
+
+    @property
+    def read_bytes(self) -> int:
+        """What one read asks for."""
+        return min(self.piece_bytes, self.request_bytes_max)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; `from_dict` is its inverse."""

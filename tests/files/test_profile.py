@@ -52,6 +52,7 @@ def test_a_newer_profiles_unknown_keys_are_ignored() -> None:
         {"align_bytes": 1000},
         {"align_bytes": "4096"},
         {"piece_bytes": 0},
+        {"request_bytes_max": 1000},
         {"pack_bytes_max": 1 << 40},
         {"read_depth_max": 0},
         {"rename": 1},
@@ -120,10 +121,23 @@ def test_files_on_tmpfs_are_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert probe(str(tmp_path), name="local").cached_reads is CachedReads.MEMORY
 
 
-def test_what_is_in_memory_is_this_machines_affair_alone() -> None:
-    there = replace(NAMED["local"], cached_reads=CachedReads.NOWAIT)
+def test_a_fuse_mount_is_asked_for_as_much_as_one_request_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel cuts what is longer into requests of 1 MiB, and waits for each."""
+    monkeypatch.setattr(probing, "statfs_type", lambda root: 0x65735546)
+    for name in ("posix", "gekkofs", "glusterfs"):
+        found = probe(str(tmp_path), name=name)
+        assert (found.read_bytes, found.piece_bytes) == (1 << 20, 4 << 20)
+    monkeypatch.setattr(probing, "statfs_type", lambda root: 0x6969)
+    assert probe(str(tmp_path), name="nfs").read_bytes == 4 << 20
+
+
+def test_what_concerns_one_machine_alone_is_its_own_affair() -> None:
+    there = replace(NAMED["local"], cached_reads=CachedReads.NOWAIT, request_bytes_max=1 << 16)
     assert differences(NAMED["local"], there) == []
-    assert effective(NAMED["local"], there).cached_reads is CachedReads.NOWAIT
+    found = effective(NAMED["local"], there)
+    assert found.cached_reads is CachedReads.NOWAIT and found.request_bytes_max == 1 << 16
 
 
 def test_what_one_machine_cannot_see_comes_from_the_named_profile(tmp_path: Path) -> None:
