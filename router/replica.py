@@ -20,6 +20,8 @@ from sharedfs_backend.economics import Loading, Prefill
 
 EXACT_BLOCKS_MAX = 1 << 20
 """Of one replica; past it the engine's events are no longer believed complete."""
+GPU_TOKENS_MAX = float(1 << 26)
+"""What metrics may say a GPU holds: our memory of it is bounded by that, and no GPU holds more."""
 KNOWN_PREFILLS = 20
 PROBE_SECONDS = 120.0
 PROBE_TOKENS_MIN = 256
@@ -77,9 +79,10 @@ class Replica:
         return self.speed.prefills >= KNOWN_PREFILLS
 
     def takes_requests(self) -> bool:
-        """Whether it may be chosen; half open it gets one at a time."""
+        """Whether it may be chosen; half open it gets one at a time. Streams that have begun, from
+        before it opened, do not count: they may go on for minutes."""
         if self.state is ReplicaState.HALF_OPEN:
-            return self.load.in_flight == 0
+            return not self.load.pending
         return self.state is ReplicaState.READY
 
     def standing(self, matched_tokens: float, now: float) -> Standing:
@@ -119,7 +122,7 @@ class Replica:
         """What its metrics said."""
         self.load.observe(seen, now)
         if seen.gpu_blocks and seen.block_tokens and not self.has_known_gpu:
-            self.gpu_tokens = float(seen.gpu_blocks * seen.block_tokens)
+            self.gpu_tokens = min(float(seen.gpu_blocks * seen.block_tokens), GPU_TOKENS_MAX)
         if seen.external_query_tokens and seen.external_hit_tokens is not None:
             self.external_hit_rate = seen.external_hit_tokens / seen.external_query_tokens
 

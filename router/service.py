@@ -71,7 +71,6 @@ class Service:
         self.routes = routes
         self.scores = scores
         self.retries_max = rules.retries_max
-        self.is_draining = False
         self._rules = rules
         self._key = rules.api_key.encode() if rules.api_key else None
         self._fleet = fleet

@@ -13,6 +13,7 @@ from router.asks import Ask, Usage
 from router.constants import Constants
 from router.fleet import Decision, Fleet, Observation, Overload, ReplicaState, ReplicaView, Ticket
 from router.policies import POLICIES
+from router.replica import GPU_TOKENS_MAX
 
 BLOCK = 512
 
@@ -441,3 +442,11 @@ def test_whatever_happens_reservations_return_to_zero(seed: int, policy: str) ->
     seen = made.view(now)
     assert made.reservations == 0
     assert all((each.in_flight, each.pending_s >= 0) == (0, True) for each in seen.replicas)
+
+
+def test_what_metrics_say_of_a_gpu_bounds_no_more_memory_than_any_gpu_holds() -> None:
+    made = fleet("a")
+    made.observe("a", Observation(gpu_blocks=10**12, block_tokens=16), 0.0)
+    small = Ask(range(2000), GPU_TOKENS_MAX / 1000, 2_000_000)
+    made.ended(sent(made, small, 0.0).ticket, 1.0, None)
+    assert made._replicas["a"].gpu.used <= 1000

@@ -91,6 +91,20 @@ def test_a_half_open_replica_gets_one_request_at_a_time(fleet: Fleet, members: M
     assert states(fleet)["a:1"] is ReplicaState.READY
 
 
+def test_streams_from_before_do_not_keep_a_half_open_replica_from_its_trial(
+    fleet: Fleet, members: Members
+) -> None:
+    well(members, "a:1")
+    before = fleet.choose(ASK, 0.0)
+    assert isinstance(before, Decision)
+    fleet.first_byte(before.ticket, 0.1)
+    for _ in range(FAILURES_MAX):
+        members.failed("a:1", "no", 0.2)
+    members.probed("a:1", "", 0.2 + PAUSE_SECONDS)
+    assert isinstance(fleet.choose(ASK, 2.0), Decision)
+    assert fleet.choose(ASK, 2.0) is None
+
+
 def test_only_replicas_that_serve_the_model_are_left(members: Members) -> None:
     members.serves("a:1", ({"id": "m"}, {"id": "lora"}))
     members.serves("b:2", ({"id": "m"},))
