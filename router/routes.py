@@ -1,7 +1,7 @@
 """Routes: the attempt a replica's id stands for: where to connect and which headers to add.
 
 What does not change from request to request is rendered once for each replica. The replicas' key
-replaces whatever authorization the client sent, so that clients need not know it. Pure.
+replaces whatever key the client sent: clients need not know it, nor replicas the clients'. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Routes:
         self._members = members
         self._request_headers: tuple[Header, ...] = ()
         if replica_key:
-            self._request_headers = ((b"authorization", b"Bearer " + replica_key.encode()),)
+            key = replica_key.encode()
+            self._request_headers = ((b"authorization", b"Bearer " + key), (b"x-api-key", key))
         self._first_byte_seconds_max = first_byte_seconds_max
         self._known: dict[str, tuple[Replica, bytes, Header]] = {}
 

@@ -106,7 +106,9 @@ def origin_target(target: bytes) -> bytes:
         return target
     scheme, colon, rest = target.partition(b"://")
     if colon and scheme.lower() in (b"http", b"https"):
-        return b"/" + rest.partition(b"/")[2]
+        authority, slash, path = rest.partition(b"/")
+        authority, mark, query = authority.partition(b"?")
+        return b"/" + (mark + query + slash if mark else b"") + path
     raise Refused(400, "a target that is no path")
 
 

@@ -78,6 +78,7 @@ def test_a_request_without_a_body_says_so_only_where_one_is_expected() -> None:
         (b"*", b"*"),
         (b"http://h/a?b", b"/a?b"),
         (b"HTTPS://h", b"/"),
+        (b"http://h?b=/c", b"/?b=/c"),
     ],
 )
 def test_targets_become_paths(target: bytes, path: bytes) -> None:
