@@ -27,6 +27,9 @@ from router.canonical import TOKEN_BYTES, as_bytes, as_json, canonical
 
 BLOCK_BYTES = 512
 """About 128 tokens of English: a system prompt has several, a 128k-token prompt 1,000."""
+VALUES_MAX = 1_250_000
+"""Values in one body, of which the longest prompts of token ids have a million: reading more would
+keep every stream waiting, for half a minute where 64 MiB are full of them."""
 BLOCKS_MAX = 8192
 """4 MiB of text, about a million tokens: past it a prompt is weighed but not told apart."""
 TOKENS_PER_BYTE = 0.25
@@ -127,7 +130,7 @@ def parse(
     try:
         fields = _decoded(body[0] if len(body) == 1 else b"".join(body))
     except (ValueError, RecursionError) as error:
-        return Parsed(error=f"the body is not JSON: {error}")
+        return Parsed(error=f"the body cannot be read as JSON: {error}")
     if type(fields) is not dict:
         return Parsed(error="the body is not a JSON object")
     model = fields.get("model")
@@ -158,10 +161,12 @@ def parse(
 
 
 def _decoded(body: bytes) -> Any:
-    """The body's JSON. ValueError or RecursionError for what is none.
+    """The body's JSON. ValueError or RecursionError for what is none, or is too much.
 
     msgspec reads a fifth of the time; what it refuses the standard library reads again, which
     also takes NaN, lone surrogates and UTF-16, as Python's engines do."""
+    if len(body) > VALUES_MAX and body.count(b",") > VALUES_MAX:
+        raise ValueError(f"more than {VALUES_MAX} values")
     try:
         return _decode(body)
     except (MsgspecError, ValueError, RecursionError):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from router import prefix
 from router.canonical import MEDIA_BYTES
-from router.prefix import BLOCK_BYTES, Parsed, _decoded, ask_of, parse
+from router.prefix import BLOCK_BYTES, VALUES_MAX, Parsed, _decoded, ask_of, parse
 
 CHAT = b"/v1/chat/completions"
 SYSTEM = {"role": "system", "content": "You are careful. " * 100}
@@ -222,6 +222,19 @@ def test_no_depth_makes_it_raise() -> None:
 def test_a_models_name_of_any_length_is_not_kept() -> None:
     parse(b"/v1/completions", [json.dumps({"model": "m" * 1_000_000, "prompt": "x"}).encode()])
     assert sum(len(model) for model, _ in prefix._seeds) < 1_000_000
+
+
+@pytest.mark.parametrize("value", [b"1", b"[]", b'{"role":"user"}', b"NaN"])
+def test_a_body_of_countless_values_is_left_unread(value: bytes) -> None:
+    """Its reading would hold up every stream."""
+    many = b",".join([value] * (VALUES_MAX + 2))
+    parsed = parse(b"/v1/completions", [b'{"model":"m","prompt":[' + many + b"]}"])
+    assert parsed.error is not None and f"{VALUES_MAX} values" in parsed.error
+
+
+def test_a_million_token_ids_are_read() -> None:
+    many = b",".join([b"123456"] * (1 << 20))
+    assert parse(b"/v1/completions", [b'{"prompt":[' + many + b"]}"]).token_count == 1 << 20
 
 
 def test_lone_surrogates_do_not_matter() -> None:
