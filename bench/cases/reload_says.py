@@ -127,7 +127,7 @@ def _slope_verdicts(rows: Sequence[Row]) -> list[Verdict]:
 @dataclass(frozen=True, slots=True)
 class Bound:
     """What one load took by the product's own counters, and the depth it chose; beside it what the
-    mount counted, which gets a read of 4 MiB as four requests, one after another."""
+    mount counted, where a call longer than its largest request counts more than once."""
 
     opens: float
     calls: float
