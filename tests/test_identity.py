@@ -1,4 +1,7 @@
-"""What is the same model and what is not (I8): paths, shards, fine-tunes, hub ids, adapters."""
+"""What is the same model and what is not (I8): paths, shards, fine-tunes, hub ids, adapters.
+
+Past 400 lines because the pairs that must share and those that must not are read side by side.
+"""
 
 from __future__ import annotations
 

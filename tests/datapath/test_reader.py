@@ -1,4 +1,7 @@
-"""Loading: exact operations, every failure a miss of its kind, nothing touched after the end."""
+"""Loading: exact operations, every failure a miss of its kind, nothing touched after the end.
+
+Past 400 lines because every way a load can end is here, once, with the operations it costs.
+"""
 
 from __future__ import annotations
 
