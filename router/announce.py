@@ -27,6 +27,7 @@ from typing import Any
 
 from router.announcer import Announcer
 from router.registry import AnnouncedReplica
+from router.replicas import ReplicaError, replica_at
 from sharedfs_backend.economics import kv_bytes_per_token
 from sharedfs_backend.exceptions import NamespaceError, NamespaceMissing, SharedFSError
 from sharedfs_backend.files import FileFailure, LocalFiles
@@ -92,7 +93,7 @@ def replica_of(options: argparse.Namespace, seal: Seal, ask: Ask) -> AnnouncedRe
 def _object(data: bytes | None) -> Mapping[str, Any]:
     try:
         value = json.loads(data or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -143,7 +144,7 @@ def keep_announced(
         return
     files = LocalFiles(settings.root, found.profile)
     announcer: Announcer | None = None
-    stopped = False
+    stopped = has_waited = False
     while not stopped:
         seconds = WAIT_SECONDS
         if announcer is None:
@@ -151,6 +152,9 @@ def keep_announced(
             if replica is not None:
                 announcer = Announcer(files, found.seal, found.profile, replica, os.urandom)
                 log.info("announcing %s, model %s", replica.url, replica.model)
+            elif not has_waited:
+                has_waited = True
+                log.info("waiting: %s does not answer /health, or names no model", options.url)
         if announcer is not None:
             seconds = announcer.renew_seconds
             if ask(options.url + "/health") is None:
@@ -202,7 +206,10 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("--kv-events-port", type=int, default=0, help="port of vLLM's KV events, if published")
     add("--lease-seconds", type=int, default=120, help="silence after which it counts as dead")
     options = parser.parse_args(words)
-    options.url = options.url.rstrip("/")
+    try:
+        options.url = replica_at(options.url).url
+    except ReplicaError as error:
+        parser.error(f"--url: {error}")
     options.lmcache_url = options.lmcache_url.rstrip("/")
     options.namespace = os.path.abspath(options.namespace)
     return options

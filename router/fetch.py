@@ -75,7 +75,8 @@ async def _fetch(replica: Replica, path: str, key: str | None, body: bytes | Non
     reader, writer = await asyncio.open_connection(replica.host, replica.port, ssl=tls)
     try:
         method = "GET" if body is None else "POST"
-        head = f"{method} {replica.path}{path} HTTP/1.1\r\nhost: {replica.host}:{replica.port}\r\n"
+        host = replica.id.removesuffix(replica.path)
+        head = f"{method} {replica.path}{path} HTTP/1.1\r\nhost: {host}\r\n"
         if body is not None:
             head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
         if key:

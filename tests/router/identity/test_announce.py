@@ -80,6 +80,27 @@ def test_it_announces_what_engine_and_cache_server_say(root: Path) -> None:
     assert (replica.chunk_tokens, replica.hash_algorithm) == (128, "blake3")
 
 
+@pytest.mark.parametrize("url", ["node:8000", "http://node:8000", "http://node:8000/"])
+def test_a_url_may_lack_its_scheme(root: Path, url: str) -> None:
+    assert announce._arguments(["--namespace", str(root), "--url", url]).url == URL
+
+
+def test_a_url_that_is_none_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        announce.main(["--namespace", str(root), "--url", "ftp://node"])
+    assert ended.value.code == 2 and "http://host:8000" in capsys.readouterr().err
+
+
+def test_it_says_once_that_it_waits(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine()
+    engine.alive = False
+    caplog.set_level("INFO", logger="router.announce")
+    run(root, engine, [lambda: None] * 3)
+    assert [record.message for record in caplog.records if URL in record.message] == [
+        f"waiting: {URL} does not answer /health, or names no model"
+    ]
+
+
 def test_the_realm_is_the_one_the_store_would_open(root: Path) -> None:
     more = ("--model-identity", "id", "--shard", "s", "--serde", "z")
     realm = RealmDescriptor("id", True, "s", "z", "lmcache-mp-256").digest(Seal())

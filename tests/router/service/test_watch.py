@@ -148,6 +148,25 @@ def test_models_are_asked_for_once_at_a_time() -> None:
     assert asked == 1
 
 
+def test_a_host_field_is_one_also_of_an_ipv6_address() -> None:
+    heads: list[bytes] = []
+
+    async def ask() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(WELL)
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        there = Replica(f"[::ffff:127.0.0.1]:{port}/x", "::ffff:127.0.0.1", port, path="/x")
+        await fetch(there, "/health", deadline_seconds=20.0)
+        server.close()
+        assert f"\r\nhost: [::ffff:127.0.0.1]:{port}\r\n".encode() in heads[0]
+
+    uvloop.run(ask())
+
+
 def test_a_host_name_that_cannot_be_one_is_no_answer() -> None:
     async def ask() -> None:
         await fetch(Replica("a..b:80", "a..b", 80), "/health", deadline_seconds=5.0)
