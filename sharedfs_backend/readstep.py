@@ -61,13 +61,16 @@ def parts_of(spans: Sequence[Span], first: int, start: int, end: int) -> list[Pa
     return found
 
 
-class Verifier(Protocol):
-    """Brings the parts of one piece to their places and checksums them, in file order."""
+Move = tuple[Part, NDArray[np.uint8]]
+"""A part, and the memory of its chunk."""
 
-    def move(
-        self, part: Part, buffer: PrivateBuffer, destination: NDArray[np.uint8]
-    ) -> bytes | None:
-        """Copy what `buffer` holds of `part`; the unit's digest if the part ends it."""
+
+class Verifier(Protocol):
+    """Brings the parts of one piece to their places and checksums them, in file order. A part may
+    be missing, then so are all that follow of its unit."""
+
+    def move(self, moves: Sequence[Move], buffer: PrivateBuffer) -> list[bytes]:
+        """Copy what `buffer` holds of these parts; the digests of the units that end in them."""
 
 
 class PythonVerifier:
@@ -85,36 +88,51 @@ class PythonVerifier:
             self._hasher = self._seal.hasher()
         return self._hasher
 
-    def move(
-        self, part: Part, buffer: PrivateBuffer, destination: NDArray[np.uint8]
-    ) -> bytes | None:
-        hasher, to = self.begin(part), part.to
-        for at in range(part.low, part.high, SLICE_BYTES):
-            end = min(at + SLICE_BYTES, part.high)
-            hasher.update(buffer.view[at:end])
-            np.copyto(destination[to : to + end - at], buffer.array[at:end])
-            to += end - at
-        return hasher.digest() if part.ends else None
+    def move(self, moves: Sequence[Move], buffer: PrivateBuffer) -> list[bytes]:
+        digests: list[bytes] = []
+        for part, destination in moves:
+            hasher, to = self.begin(part), part.to
+            for at in range(part.low, part.high, SLICE_BYTES):
+                end = min(at + SLICE_BYTES, part.high)
+                hasher.update(buffer.view[at:end])
+                np.copyto(destination[to : to + end - at], buffer.array[at:end])
+                to += end - at
+            if part.ends:
+                digests.append(hasher.digest())
+        return digests
 
 
 class NativeVerifier:
-    """The same in the compiled loops, for a seal without a secret. One thread."""
+    """The same in the compiled loops, one call for a step; for a seal without a secret. One
+    thread."""
 
     __slots__ = ("_hasher", "_loops")
 
     def __init__(self, loops: Loops) -> None:
         self._loops = loops
         self._hasher: NativeHasher | None = None
+        """Of the unit that goes on in the next step."""
 
-    def move(
-        self, part: Part, buffer: PrivateBuffer, destination: NDArray[np.uint8]
-    ) -> bytes | None:
-        if part.begins:  # a whole unit needs no state beyond the call
-            self._hasher = None if part.ends else self._loops.hasher()
-        mark = UNIT_ENDS if part.ends else HASHED
-        extent = (address_of(destination) + part.to, part.high - part.low, mark)
-        digests = self._loops.copy(buffer.address + part.low, [extent], self._hasher)
-        return digests[0] if digests else None
+    def move(self, moves: Sequence[Move], buffer: PrivateBuffer) -> list[bytes]:
+        if not moves:
+            return []
+        first, last = moves[0][0], moves[-1][0]
+        if first.begins:  # the one before was given up, if it had not ended
+            self._hasher = None
+        if not last.ends and self._hasher is None:
+            self._hasher = self._loops.hasher()
+        extents: list[Extent] = []
+        end = first.low
+        for part, destination in moves:
+            if part.low > end:
+                extents.append((0, part.low - end, SKIPPED))
+            mark = UNIT_ENDS if part.ends else HASHED
+            extents.append((address_of(destination) + part.to, part.high - part.low, mark))
+            end = part.high
+        digests = self._loops.copy(buffer.address + first.low, extents, self._hasher)
+        if last.ends:
+            self._hasher = None
+        return digests
 
 
 def verifiers(seal: Seal, loops: Loops | None) -> Callable[[], Verifier]:
@@ -127,17 +145,20 @@ def verifiers(seal: Seal, loops: Loops | None) -> Callable[[], Verifier]:
 def copy_verified(
     task: ReadTask, parts: Sequence[Part], buffer: PrivateBuffer, verifier: Verifier
 ) -> bool:
-    """Hash what a private buffer holds of each part and copy it. True if that decided the last
+    """Hash what a private buffer holds of these parts and copy it. True if that decided the last
     chunk of the task."""
-    is_last = False
-    for part in parts:
-        with task.gate.enter(part.span.chunk) as is_open:
+    moves: list[Move] = []
+    with ExitStack() as gates:
+        for part in parts:
+            is_open = gates.enter_context(task.gate.enter(part.span.chunk))
             destination = task.destination(part.span.chunk) if is_open else None
-            if destination is None:
-                continue
-            digest = verifier.move(part, buffer, destination)
-        if digest is not None:
-            is_last |= task.unit_verified(part.span, digest)
+            if destination is not None:
+                moves.append((part, destination))
+        digests = verifier.move(moves, buffer)
+    is_last = False
+    ended = [part.span for part, _ in moves if part.ends]
+    for span, digest in zip(ended, digests, strict=True):
+        is_last |= task.unit_verified(span, digest)
     return is_last
 
 
