@@ -20,6 +20,9 @@ from router.relay.upstream import Upstream
 if TYPE_CHECKING:
     from router.relay.client import Client
 
+MISTAKE = "an exchange failed"
+"""Whoever decides and counts may be wrong; the client gets its answer all the same."""
+
 
 class Transfer:
     """Made for one complete request; `client` hears `answer`, `finished` or `cut` exactly once."""
@@ -166,7 +169,12 @@ class Transfer:
 
     def _failed(self, failure: Failure, detail: str) -> None:
         assert self._exchange is not None
-        following = self._exchange.failed(failure, detail, self._common.now())
+        following: Attempt | Reply
+        try:
+            following = self._exchange.failed(failure, detail, self._common.now())
+        except Exception:
+            log.exception(MISTAKE)
+            following = refusal(500, "the router failed")
         if isinstance(following, Reply):
             self._answer(following)
         else:
@@ -182,7 +190,11 @@ class Transfer:
 
     def head_came(self, status: int, headers: Sequence[Header]) -> bool:
         assert self._exchange is not None and self.upstream is not None
-        following = self._exchange.head(status, headers, self._common.now())
+        try:
+            following = self._exchange.head(status, headers, self._common.now())
+        except Exception:
+            log.exception(MISTAKE)
+            return True
         if following is None:
             return True
         self._deadline = math.inf
@@ -211,13 +223,19 @@ class Transfer:
 
     def body_began(self) -> None:
         assert self._exchange is not None
-        self._exchange.first_byte(self._common.now())
+        try:
+            self._exchange.first_byte(self._common.now())
+        except Exception:
+            log.exception(MISTAKE)
 
     def response_over(self, tail: bytes, is_clean: bool) -> None:
         assert self._exchange is not None
         self.upstream = None
         self._is_over = True
-        self._exchange.ended(self._common.now(), tail)
+        try:
+            self._exchange.ended(self._common.now(), tail)
+        except Exception:
+            log.exception(MISTAKE)
         self._client.finished(keeps_alive=self._keeps_alive and is_clean)
 
     def response_broken(self) -> None:
@@ -225,7 +243,10 @@ class Transfer:
         is_told_by_close = self.upstream.ending == Ending.CLOSED or self._incoming.is_http10
         self.upstream = None
         self._is_over = True
-        self._exchange.broken(self._common.now())
+        try:
+            self._exchange.broken(self._common.now())
+        except Exception:
+            log.exception(MISTAKE)
         self._client.cut(with_reset=is_told_by_close)
 
     def lost(self, detail: str, is_malformed: bool, is_maybe_stale: bool) -> None:
@@ -253,7 +274,10 @@ class Transfer:
         if self._task is not None:
             self._task.cancel()
         if self._exchange is not None:
-            self._exchange.abandoned(self._common.now())
+            try:
+                self._exchange.abandoned(self._common.now())
+            except Exception:
+                log.exception(MISTAKE)
 
     def _answer(self, reply: Reply) -> None:
         self._is_over = True

@@ -15,12 +15,14 @@ from tests.router.relay.harness import (
     HELLO,
     Line,
     ScriptedDirector,
+    ScriptedExchange,
     answering,
     calling,
     over_sockets,
     post,
     relaying,
     replica,
+    until,
 )
 
 
@@ -382,6 +384,57 @@ async def test_a_director_that_fails_is_a_500_and_the_next_request_is_served() -
         director.steps = (Reply(200, b"ok"),)
         caller.send(GET)
         assert (await caller.response())[1] == b"ok"
+
+
+class Mistaken(ScriptedExchange):
+    """Raises at one of its steps."""
+
+    step = ""
+
+    def _note(self, call: str, *, is_last: bool = False) -> None:
+        super()._note(call, is_last=is_last)
+        if call.startswith(self.step):
+            raise ArithmeticError("a mistake of ours")
+
+
+@pytest.mark.parametrize("step", ["head", "first_byte", "ended", "broken", "failed"])
+@over_sockets
+async def test_an_exchange_that_fails_costs_no_answer(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Mistaken, "step", step)
+    monkeypatch.setattr("tests.router.relay.harness.ScriptedExchange", Mistaken)
+    torn = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhel"
+    answer = {"broken": torn, "failed": b""}.get(step, HELLO)
+    async with replica(answering(answer, then_close=True)) as there:
+        director = ScriptedDirector(there.attempt())
+        async with relaying(director) as relay, calling(relay) as caller:
+            caller.send(GET)
+            if step == "failed":
+                assert (await caller.head()).startswith(b"HTTP/1.1 500 ")
+                director.open -= 1  # it failed before it could count itself
+            elif step == "broken":
+                assert (await caller.rest()).endswith(b"hel")
+            else:
+                assert (await caller.response())[1] == b"hello"
+                caller.send(GET)  # nor the connection
+                assert (await caller.response())[1] == b"hello"
+
+
+@over_sockets
+async def test_a_client_that_leaves_an_exchange_that_fails_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Mistaken, "step", "abandoned")
+    monkeypatch.setattr("tests.router.relay.harness.ScriptedExchange", Mistaken)
+    async with replica(Line.gone) as there:
+        director = ScriptedDirector(there.attempt())
+        async with relaying(director) as relay:
+            async with calling(relay) as caller:
+                caller.send(GET)
+                await until(lambda: there.accepted == 1)
+            await until(lambda: relay.connections == 0)
+            assert relay.tasks == 1
 
 
 @over_sockets
