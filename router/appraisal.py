@@ -23,6 +23,7 @@ def appraise(
     common_tokens: float,
     now: float,
     constants: Constants,
+    answer_s: float,
 ) -> list[Estimate]:
     """One estimate for each replica, in their order."""
     prompt, size, found = max(1, ask.prompt_tokens), ask.block_tokens, []
@@ -34,11 +35,11 @@ def appraise(
             gpu = each.exact_depth(ask.blocks)
         trust, speed = size * each.trust.value, each.speed
         beyond = (host - gpu) * trust if host > gpu else 0.0
-        queue_s, pending, io_wait_s, decodes, kv_usage = each.load.figures(now)
+        queue_s, pending, io_wait_s, decodes, kv_usage, busy = each.load.figures(now)
         found.append(
             estimated(
                 prompt, gpu * trust, beyond, shared_tokens, common_tokens,
-                queue_s, pending, io_wait_s, decodes, kv_usage,
+                queue_s, pending, io_wait_s, decodes, kv_usage, busy, answer_s,
                 speed.fixed_s, speed.token_s, speed.pair_s, speed.loading, constants,
             )
         )  # fmt: skip

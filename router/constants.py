@@ -47,6 +47,9 @@ class Constants:
 
     throughput_weight: float = 0.3
     """theta: how much a second of GPU or of loading counts for each request that waits for it."""
+    answer_weight: float = 0.2
+    """chi: how far a replica's share of prefilling, lately, tells what an answer there will slow.
+    From 0.3 on nothing more is gained (`bench.routing`), and short prompts crowd on one replica."""
     pressure_seconds: float = 10.0
     """phi: cost of a full KV cache (preemption), in seconds per share above 0.9."""
     retain_weight: float = 0.25

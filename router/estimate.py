@@ -3,14 +3,16 @@
     T_gpu = c0 + c1*u + c2*u*(L - u/2)
     T_io  = d*k/B_pcie + (s>0)*(wait for earlier loads + l + s*k/B_w)
     TTFT  = max(W, T_io) + slow*T_gpu            slow = 1 + g*decodes
-    cost  = TTFT + theta*(1 + n)*(slow*T_gpu + load) + phi*max(0, kv_usage - 0.9) - psi*retain
+    cost  = TTFT + theta*(1+n)*(slow*T_gpu + load) + chi*g*D*busy + phi*max(0, kv-0.9) - psi*retain
 
 for a prompt of L tokens of which the replica holds h in its GPU and d more in host memory, the
 shared tier s more, and u are computed; W is the prefill it has before it. Loading overlaps with
 queueing; the shared part is used only where loading is quicker than computing. The cost is what
 choices compare: what a request occupies others wait for, and as many come while it waits as are
-there now (n). A prefix that nearly every request has is not charged to the one that brings it.
-What is made for every request has a written constructor: see `compiling`.
+there now (n). Its answer slows what is prefilled beside it: D is how long answers last, `busy` the
+share of its time the replica prefills. So short prompts keep to where little is prefilled, and long
+ones find a replica that generates little. A prefix that nearly every request has is not charged to
+the one that brings it. What is made for every request has a written constructor: see `compiling`.
 """
 
 from __future__ import annotations
@@ -51,6 +53,8 @@ class Pressure:
     io_wait_s: float
     decodes: int
     kv_usage: float
+    busy: float
+    """Share of its time it has been prefilling lately."""
 
     def __init__(
         self,
@@ -59,12 +63,14 @@ class Pressure:
         io_wait_s: float,
         decodes: int,
         kv_usage: float,
+        busy: float = 0.0,
     ) -> None:
         self.queue_s = queue_s
         self.pending = pending
         self.io_wait_s = io_wait_s
         self.decodes = decodes
         self.kv_usage = kv_usage
+        self.busy = busy
 
 
 @dataclass(init=False, slots=True, unsafe_hash=True)
@@ -124,13 +130,18 @@ class Estimate:
 
 
 def estimate(
-    held: Held, pressure: Pressure, prefill: Prefill, loading: Loading, constants: Constants
+    held: Held,
+    pressure: Pressure,
+    prefill: Prefill,
+    loading: Loading,
+    constants: Constants,
+    answer_s: float = 0.0,
 ) -> Estimate:
-    """The estimate for one replica, with that replica's own learned costs."""
+    """The estimate for one replica, with that replica's own learned costs. `answer_s` is D."""
     return estimated(
         *held, pressure.queue_s, pressure.pending, pressure.io_wait_s, pressure.decodes,
-        pressure.kv_usage, prefill.fixed_seconds, prefill.token_seconds, prefill.pair_seconds,
-        loading, constants,
+        pressure.kv_usage, pressure.busy, answer_s, prefill.fixed_seconds, prefill.token_seconds,
+        prefill.pair_seconds, loading, constants,
     )  # fmt: skip
 
 
@@ -145,6 +156,8 @@ def estimated(
     io_wait_s: float,
     decodes: int,
     kv_usage: float,
+    busy: float,
+    answer_s: float,
     fixed_s: float,
     token_s: float,
     pair_s: float,
@@ -180,6 +193,7 @@ def estimated(
 
     others = constants.throughput_weight * (1 + pending)
     cost_s = total_s + others * (compute_s + load_s)
+    cost_s += constants.answer_weight * constants.decode_slowdown * answer_s * busy
     if kv_usage > PRESSURE_FROM:
         cost_s += constants.pressure_seconds * (kv_usage - PRESSURE_FROM)
     if gpu + host > 0 and constants.retain_weight:

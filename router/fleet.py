@@ -21,6 +21,7 @@ from router.common import Common
 from router.constants import Constants
 from router.estimate import Estimate
 from router.feedback import learn, regret
+from router.learning import Usual
 from router.outcome import (
     Decision,
     FleetView,
@@ -78,6 +79,8 @@ class Fleet:
         self._tree = Tree()
         self._shared = Holder(self.constants.shared_blocks, EDGE_BLOCKS)
         self._common = Common()
+        self._answers = Usual()
+        """Seconds from a stream's first token to its end."""
         self._turn = 0
         self._reservations = 0
         self._decisions: Counter[str] = Counter()
@@ -149,7 +152,9 @@ class Fleet:
         depths = path.depths()
         shared = self._shared_tokens(ask, path, now)
         common = min(self._common.blocks, len(ask.blocks)) * ask.block_tokens
-        estimates = appraise(ask, replicas, depths, shared, common, now, self.constants)
+        estimates = appraise(
+            ask, replicas, depths, shared, common, now, self.constants, self._answers.value
+        )
         standings: Sequence[Standing] = ()
         if self.policy not in ESTIMATES_ALONE:
             standings = [
@@ -253,6 +258,8 @@ class Fleet:
             return
         if ticket.first_at is None:
             self.first_byte(ticket, now)
+        elif ticket.is_streamed:
+            self._answers.saw(now - ticket.first_at)
         self._close(ticket, now)
         known = self._replicas.get(ticket.replica)
         if known is not None:

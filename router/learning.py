@@ -109,6 +109,20 @@ class Filter:
         self.samples += 1
 
 
+class Usual:
+    """A moving mean: of all samples at first, then of about the last hundred."""
+
+    MEMORY = 0.99
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._weight = 0.0
+
+    def saw(self, sample: float) -> None:
+        self._weight = self.MEMORY * self._weight + 1.0
+        self.value += (sample - self.value) / self._weight
+
+
 class Speed:
     """One replica's costs: c0 to c2 and `loading` are current, and change with each sample."""
 

@@ -8,6 +8,8 @@ Nothing here is reset by health. It must not know prefixes, policies or what a c
 
 from __future__ import annotations
 
+from math import exp
+
 from router.estimate import Pressure
 from router.outcome import Observation
 from router.tickets import Ticket
@@ -15,6 +17,9 @@ from router.tickets import Ticket
 USUAL_MEMORY = 0.95
 FOREIGN_SECONDS = 30.0
 """After this long without a scrape, what was said of others' requests no longer counts."""
+
+BUSY_SECONDS = 30.0
+"""How far back "lately" goes: some answers' time, so that it says what the next one will meet."""
 
 
 class Load:
@@ -29,6 +34,8 @@ class Load:
         self.last_first_at = float("-inf")
         self.usual_s = 0.0
         """A mean prefill, slowed by decodes."""
+        self._busy = 0.0
+        self._busy_at = 0.0
         self._head_ends_at = 0.0
         self._free_at = 0.0
         self._foreign_waiting = 0
@@ -62,6 +69,13 @@ class Load:
         """Until loads sent earlier are done."""
         return max(0.0, self.io_free_at - now)
 
+    def busy(self, now: float) -> float:
+        """Share of its time it has been prefilling lately; what it was just sent counts in full."""
+        share = self._busy
+        if share:
+            share *= exp((self._busy_at - now) / BUSY_SECONDS)
+        return share if share < 1.0 else 1.0
+
     def settle(self, now: float) -> None:
         """Takes answers that are not streamed to be past their prefill when that is due: nothing
         else will tell."""
@@ -75,7 +89,7 @@ class Load:
         """All of the above at once."""
         return Pressure(*self.figures(now))
 
-    def figures(self, now: float) -> tuple[float, int, float, int, float]:
+    def figures(self, now: float) -> tuple[float, int, float, int, float, float]:
         """The same, in the order of `Pressure`'s fields: every choice asks every replica."""
         queue_s = 0.0
         if self.pending:
@@ -91,10 +105,13 @@ class Load:
                 queue_s += self._foreign_waiting * self.usual_s
             decodes += self._foreign_decodes
         wait_s = self.io_free_at - now
-        return queue_s, waiting, wait_s if wait_s > 0.0 else 0.0, decodes, self.kv_usage
+        wait_s = wait_s if wait_s > 0.0 else 0.0
+        return queue_s, waiting, wait_s, decodes, self.kv_usage, self.busy(now)
 
     def add(self, ticket: Ticket, now: float) -> None:
         """Reserves."""
+        self._busy = self.busy(now) + ticket.compute_s / BUSY_SECONDS
+        self._busy_at = now
         ticket.ready_at = now + ticket.io_s
         if ticket.shared_tokens:
             self.io_free_at = max(now, self.io_free_at) + ticket.load_s

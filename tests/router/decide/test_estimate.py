@@ -98,6 +98,16 @@ def test_with_no_weight_on_throughput_the_cost_is_the_ttft() -> None:
     assert found.cost_s == found.total_s
 
 
+def test_an_answer_costs_what_it_slows_the_prefills_beside_it() -> None:
+    def found(busy: float) -> Estimate:
+        pressure = Pressure(0.0, 0, 0.0, 0, 0.0, busy)
+        return estimate(Held(800, 0, 0, 0), pressure, PREFILL, FAST, CONSTANTS, answer_s=8.0)
+
+    slowed_s = CONSTANTS.answer_weight * CONSTANTS.decode_slowdown * 8.0 * 0.6
+    assert found(0.6).cost_s == pytest.approx(found(0.0).cost_s + slowed_s)
+    assert found(0.6).total_s == found(0.0).total_s
+
+
 def test_a_full_kv_cache_costs_and_an_emptier_one_does_not() -> None:
     costs = [
         of(Held(8000, 0, 0, 0), Pressure(0.0, 0, 0.0, 0, usage)).cost_s for usage in (0.1, 0.9, 1.0)

@@ -18,12 +18,12 @@ from router.replica import GPU_TOKENS_MAX
 BLOCK = 512
 
 
-def fleet(*names: str, policy: str = "ttft", slo: float | None = None) -> Fleet:
+def fleet(*names: str, policy: str = "ttft", slo: float | None = None, seed: int = 1) -> Fleet:
     made = Fleet(
         constants=Constants(has_shared_tier=False),
         policy=policy,
         slo_seconds=slo,
-        rng=random.Random(1),
+        rng=random.Random(seed),
     )
     for name in names or ("a", "b"):
         made.join(name)
@@ -362,6 +362,16 @@ def test_a_tier_thought_too_slow_is_tried_now_and_then() -> None:
         made.ended(decision.ticket, now + 7.0, Usage(1636, 1536 * decision.loads_shared, 1))
     assert loads[:3] == [True, True, True]
     assert 10 < sum(loads) < 30
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_short_prompt_goes_where_its_answer_slows_less(seed: int) -> None:
+    made = fleet("a", "b", seed=seed)
+    busier = sent(made, long(100), 0.0)
+    made.first_byte(busier.ticket, busier.costs.total_s)
+    made.ended(busier.ticket, 20.0, None)
+    # Both are idle and hold nothing of it; only what was prefilled lately differs.
+    assert sent(made, ask(1), 20.0).replica != busier.replica
 
 
 def test_a_common_system_prompt_does_not_attract_all_traffic() -> None:

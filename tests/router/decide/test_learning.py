@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from router.common import Common
-from router.learning import FLOOR, MARGIN, MARGIN_S, UNCERTAIN, Filter, Speed, Trust
+from router.learning import FLOOR, MARGIN, MARGIN_S, UNCERTAIN, Filter, Speed, Trust, Usual
 from sharedfs_backend.economics import Loading, Prefill
 
 TRUE = Prefill(10e-3, 0.1e-3, 2e-9)
@@ -173,3 +173,13 @@ def test_the_sums_written_out_are_those_of_the_matrices(seed: int) -> None:
         ours.learn(one, two, three, seen)
         plain.learn(np.array([one, two, three]), seen)
         assert [ours.first, ours.second, ours.third] == pytest.approx(plain.values, rel=1e-6)
+
+
+def test_a_usual_value_is_the_mean_of_a_few_and_follows_what_changed() -> None:
+    usual = Usual()
+    for sample in (1.0, 3.0, 8.0):
+        usual.saw(sample)
+    assert usual.value == pytest.approx(4.0, rel=0.02)
+    for _ in range(500):
+        usual.saw(20.0)
+    assert usual.value == pytest.approx(20.0, rel=0.02)

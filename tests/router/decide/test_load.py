@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from router.load import Load
+from router.load import BUSY_SECONDS, Load
 from router.outcome import Observation
 from router.tickets import Ticket
 
@@ -124,3 +126,12 @@ def test_an_answer_that_is_not_streamed_is_past_its_prefill_when_that_is_due() -
     seen = [load.pressure(at) for at in (1.0, 2.5)]
     assert [(each.pending, each.decodes) for each in seen] == [(2, 0), (1, 1)]
     assert [each.queue_s for each in seen] == [pytest.approx(4.0), pytest.approx(2.5)]
+
+
+def test_how_busy_it_was_lately_fades_and_is_a_share() -> None:
+    load = Load()
+    load.add(ticket(3.0), 0.0)
+    assert load.busy(0.0) == pytest.approx(3.0 / BUSY_SECONDS)
+    assert load.busy(BUSY_SECONDS) == pytest.approx(load.busy(0.0) / math.e)
+    load.add(ticket(1000.0), 1.0)
+    assert load.busy(1.0) == 1.0
