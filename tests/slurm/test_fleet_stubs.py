@@ -96,6 +96,22 @@ def test_a_wrong_setting_ends_the_job_and_is_named(jobs: Jobs) -> None:
     assert job.left_over() == []
 
 
+def test_a_fleet_without_its_first_node_comes_back_when_requeued(jobs: Jobs) -> None:
+    job = jobs("headless")
+    job.submit({}, "--nodes=2")
+    job.wait_up(UP_SECONDS)
+    first, second = job.node_names
+    job.cluster.kill_node(first)
+    job.wait(lambda: job.node_names == [second], "Slurm has noticed", 120)
+    assert job.state == "RUNNING" and job.ready() == 0
+    job.cluster.run("scontrol", "requeue", str(job.job_id))
+    job.wait(lambda: job.said.count("fleet: URL:") == 2, "it is up again", UP_SECONDS)
+    assert job.ready() == 2 and first not in job.node_names
+    job.end()
+    job.wait_state("COMPLETED")
+    assert job.left_over() == []
+
+
 def _announced(fleet: FleetJob) -> list[Path]:
     return list((fleet.namespace / "replicas").iterdir())
 
