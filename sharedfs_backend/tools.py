@@ -55,8 +55,9 @@ class Listing:
     journal_bytes: int
     snapshot_bytes: int
     snapshots: int
-    writers_live: int
     writers_known: int
+    writers_ended: int
+    """Those that said so. One look cannot tell a silent writer from a dead one."""
     realms: dict[str, int]
     """Realm (32 hex digits) -> packs."""
 
@@ -120,6 +121,7 @@ def listing(settings: Settings) -> Listing:
 
 def _listing(parts: Parts) -> Listing:
     usage, ledger = parts.ledger.usage(), parts.ledger
+    known = len(ledger.writers())
     realms: Counter[str] = Counter(pack.realm.hex() for pack in ledger.packs() if pack.live)
     return Listing(
         root=parts.settings.root,
@@ -132,8 +134,8 @@ def _listing(parts: Parts) -> Listing:
         journal_bytes=usage.journal_bytes,
         snapshot_bytes=usage.snapshot_bytes,
         snapshots=len(parts.snapshots.adopted),
-        writers_live=len(ledger.live_writers(None)),
-        writers_known=len(ledger.writers()),
+        writers_known=known,
+        writers_ended=known - len(ledger.live_writers(None)),
         realms=dict(realms),
     )
 

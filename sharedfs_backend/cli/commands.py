@@ -124,7 +124,7 @@ def _show_listing(output: Output, listing: tools.Listing) -> None:
             ("dropped, not gone", show_size(listing.dropped_bytes)),
             ("journals", show_size(listing.journal_bytes)),
             ("snapshots", f"{listing.snapshots} ({show_size(listing.snapshot_bytes)})"),
-            ("writers", f"{listing.writers_live} live of {listing.writers_known} known"),
+            ("writers", f"{listing.writers_known} known, {listing.writers_ended} of them ended"),
         ],
         [(realm, f"{packs:,}") for realm, packs in sorted(listing.realms.items())],
         ("realm", "packs"),
