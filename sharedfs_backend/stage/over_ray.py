@@ -2,20 +2,26 @@
 
 Ray is imported only here, and only when asked for. Every node must see both namespaces under the
 same paths. The driver chooses; a task is an ordinary run over the packs it was dealt, so what was
-said of deadlines, repeating and verifying holds for each.
+said of deadlines, repeating and verifying holds for each. Where a task is lost with its node, what
+it was dealt counts as left, and the other tasks go on.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from sharedfs_backend.exceptions import ConfigError
 from sharedfs_backend.layout import PackName
 from sharedfs_backend.runtime import ThreadRuntime
 from sharedfs_backend.settings import Settings
+from sharedfs_backend.stage.choosing import Choice
 from sharedfs_backend.stage.moving import Progress, Staged, Stop, chosen, stage
+
+LOST = "packs dealt to a task that failed: "
 
 
 def stage_over_ray(
@@ -34,19 +40,29 @@ def stage_over_ray(
     choices = chosen(source, bytes_max)
     total = sum(choice.total_bytes for choice in choices)
     nodes = max(1, sum(bool(node.get("Alive")) for node in ray.nodes()))
-    task = ray.remote(num_cpus=1, scheduling_strategy="SPREAD", max_retries=0)(_stage_some)
-    running: dict[Any, int] = {}
+    task = ray.remote(
+        num_cpus=1,
+        scheduling_strategy="SPREAD",
+        max_retries=0,
+        runtime_env={"env_vars": {"PYTHONPATH": _python_path()}},
+    )(_stage_some)
+    running: dict[Any, Sequence[Choice]] = {}
     for number in range(min(nodes, len(choices))):
         mine = choices[number::nodes]
         left = None if deadline_seconds is None else deadline_seconds - (now() - started)
         reference = task.remote(source, target, [choice.name for choice in mine], left)
-        running[reference] = sum(choice.total_bytes for choice in mine)
+        running[reference] = mine
     results: list[Staged] = []
     done_bytes = 0
     while running:
         ready, _ = ray.wait(list(running), num_returns=1)
-        done_bytes += sum(running.pop(reference) for reference in ready)
-        results += ray.get(ready)
+        for reference in ready:
+            mine = running.pop(reference)
+            try:
+                results += ray.get([reference])
+            except ray.exceptions.RayError as error:
+                results.append(_lost(mine, error))
+            done_bytes += sum(choice.total_bytes for choice in mine)
         progress(done_bytes, total)
     return joined(results, now() - started)
 
@@ -56,6 +72,30 @@ def _stage_some(
 ) -> Staged:
     """One node's part."""
     return stage(source, target, deadline_seconds=deadline_seconds, only=names)
+
+
+def _lost(choices: Sequence[Choice], error: Exception) -> Staged:
+    """Of a task that gave no answer. What it copied first is there, and found the next time."""
+    lines = str(error).strip().splitlines()
+    return Staged(
+        stopped=Stop.GIVEN_UP,
+        packs_chosen=len(choices),
+        packs_copied=0,
+        packs_present=0,
+        packs_failed=0,
+        packs_left=len(choices),
+        chunks_copied=0,
+        bytes_copied=0,
+        bytes_present=0,
+        seconds=0.0,
+        failures={LOST + (lines[-1] if lines else type(error).__name__): len(choices)},
+    )
+
+
+def _python_path() -> str:
+    """Ray's workers look for modules where Ray was started, not where this was: a checkout, say."""
+    here = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
 
 
 def joined(results: Sequence[Staged], seconds: float) -> Staged:
