@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import resource
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from router.history import History
 from router.members import Members
 from router.peers import Peers
 from router.precision import Precision, opened
-from router.relay.limits import Limits
+from router.relay.limits import Limits, connections_within
 from router.relay.server import RelayServer, serve
 from router.replicas import REPLICAS_MAX, Replica, ReplicaError
 from router.routes import Routes
@@ -143,7 +145,10 @@ class App:
                 self.service,
                 host=self.settings.host,
                 port=self.settings.port if self._place.port is None else self._place.port,
-                limits=Limits(body_bytes_max=self.settings.body_bytes_max),
+                limits=Limits(
+                    body_bytes_max=self.settings.body_bytes_max,
+                    connections_max=connections_within(_descriptors()),
+                ),
                 reuse_port=self.settings.workers > 1,
                 now=self._now,
             )
@@ -264,6 +269,12 @@ class App:
                 bucket.in_flight[seen.replica] = seen.in_flight
                 bucket.pending_s[seen.replica] = round(seen.pending_s, 3)
             await asyncio.sleep(SAMPLE_SECONDS)
+
+
+def _descriptors() -> int:
+    """How many this process may have open."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MIB = 1 << 20
+CONNECTIONS_MAX = 16_384
+DESCRIPTORS_KEPT = 128
+"""For probes, metrics, peers and files, whatever clients do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Limits:
     """One head, request's or response's: past it 431, or a malformed response."""
     headers_max: int = 200
     """Fields in one head. Browsers and SDKs send 10 to 30."""
-    connections_max: int = 16_384
+    connections_max: int = CONNECTIONS_MAX
     """Open clients. One more gets 503 and is closed."""
     pipelined_max: int = 64
     """Requests of one client waiting for their turn; past it reading pauses."""
@@ -52,3 +55,9 @@ class Limits:
     """Attempts for one request, whatever the director asks for."""
     sweep_seconds: float = 0.5
     """How often deadlines are looked at: all of them may be missed by so much."""
+
+
+def connections_within(descriptors: int) -> int:
+    """Clients that may be connected to a process that may have so many descriptors open: each of
+    them may need a replica's connection too. Without any left replicas would seem to be down."""
+    return max(1, min(CONNECTIONS_MAX, (descriptors - DESCRIPTORS_KEPT) // 2))

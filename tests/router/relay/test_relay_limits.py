@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
 from router.relay.exchange import Reply
-from router.relay.limits import Limits
+from router.relay.limits import Limits, connections_within
 from tests.router.relay.harness import (
     CHUNKED,
     GET,
@@ -289,3 +290,11 @@ async def test_draining_ends_at_its_deadline() -> None:
             await until(lambda: bool(director.exchanges))
             assert await relay.drain(0.01) == 1
     assert director.transcripts == [["sent", "abandoned"]]
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "clients"),
+    [(0, 1), (1024, 448), (4096, 1984), (1 << 20, 16_384), (sys.maxsize, 16_384)],
+)
+def test_half_of_the_descriptors_are_for_replicas(descriptors: int, clients: int) -> None:
+    assert connections_within(descriptors) == clients

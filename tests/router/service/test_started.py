@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 from router.app import Place
+from router.relay.limits import DESCRIPTORS_KEPT
 from router.relay.server import RelayServer, serve
 from router.service import Service
 from router.settings import Settings, SettingsError
@@ -132,6 +135,28 @@ def test_a_process_among_others_listens_once_it_has_a_replica(
     monkeypatch.setattr("router.app.serve", listening)
     with replicas(1) as (one,), router(one.url, place=Place(tmp_path)):
         assert ready == [1]
+
+
+def test_it_has_as_many_descriptors_as_the_system_allows() -> None:
+    with replicas(1) as (one,), launched("--replicas", one.url) as running:
+        now = resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE)
+        assert now[0] == now[1] == resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+def test_clients_cannot_take_the_descriptors_of_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a crowd of idle clients would make replicas seem to be down."""
+    monkeypatch.setattr("resource.getrlimit", lambda _: (DESCRIPTORS_KEPT + 20, 20_000))
+    with replicas(1) as (one,), router(one.url) as running:
+        running.wait_ready(1)
+        idle = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(40)]
+        relay = running.app.relay
+        assert relay is not None
+        idle[-1].settimeout(20)
+        assert b" 503 " in idle[-1].recv(4096)
+        for each in idle:
+            each.close()
+        until(lambda: running.on_loop(lambda: relay.connections) == 0)
+        assert running.chat().status == 200
 
 
 def test_a_start_that_hangs_ends_when_it_is_told(tmp_path: Path) -> None:
