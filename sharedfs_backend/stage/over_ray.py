@@ -46,7 +46,7 @@ def stage_over_ray(
         max_retries=0,
         runtime_env={"env_vars": {"PYTHONPATH": _python_path()}},
     )(_stage_some)
-    running: dict[Any, Sequence[Choice]] = {}
+    running: dict[Any, list[Choice]] = {}
     for number in range(min(nodes, len(choices))):
         mine = choices[number::nodes]
         left = None if deadline_seconds is None else deadline_seconds - (now() - started)
