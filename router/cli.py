@@ -2,7 +2,8 @@
 
 Options become `Settings`; keys come from files or the environment, never from the command line,
 which every user of a machine can read. One process serves itself; with `--workers` this one
-supervises. Exit status: 0 ended by a signal, 2 it could not start like this (the text says why).
+supervises. Exit status: 0 ended by a signal, 2 it could not start like this (the text says why);
+a signal that comes while it starts ends it as any program.
 """
 
 from __future__ import annotations

@@ -30,6 +30,9 @@ START_LOOK_SECONDS = 0.05
 GRACE_SECONDS = 5.0
 """On top of the drain: from its end until a worker is killed."""
 
+ENDED_WELL = (0, -signal.SIGTERM)
+"""The latter: it was still starting, and had nothing to drain."""
+
 Start = Callable[[int, int, Path], subprocess.Popen[bytes]]
 """Starts worker `number` on a port, meeting the others in a directory."""
 
@@ -88,7 +91,7 @@ def _end(running: list[subprocess.Popen[bytes]], seconds: float) -> int:
     ended_well = True
     for process in running:
         try:
-            ended_well &= process.wait(seconds) == 0
+            ended_well &= process.wait(seconds) in ENDED_WELL
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from router import supervisor
 from router.app import Place
 from router.relay.limits import DESCRIPTORS_KEPT
 from router.relay.server import RelayServer, serve
@@ -135,6 +136,13 @@ def test_a_process_among_others_listens_once_it_has_a_replica(
     monkeypatch.setattr("router.app.serve", listening)
     with replicas(1) as (one,), router(one.url, place=Place(tmp_path)):
         assert ready == [1]
+
+
+def test_a_process_that_is_told_to_end_while_it_starts_has_ended_well() -> None:
+    waiting = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait(20)
+    assert supervisor._end([waiting, done], 20.0) == 0
 
 
 def test_it_has_as_many_descriptors_as_the_system_allows() -> None:
