@@ -1,6 +1,7 @@
 """The fleet as Ray Serve deployments: a `NodePart` on every node, the router in a `Front`.
 
     python -m launch.rayserve --address HOST:PORT     a Ray over the job's nodes; settings as ever
+    python -m launch.rayserve --address HOST:PORT --wait     only waits for all of Ray's nodes
 
 Serve watches and replaces: each deployment holds one process of ours (`launch.node`,
 `launch.head`) by its standard input, so that it ends when the actor does, however that happens, and
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -106,16 +108,23 @@ def main(words: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m launch.rayserve")
     parser.add_argument("--address", required=True, help="of Ray's head")
+    parser.add_argument("--wait", action="store_true", help="only wait for Ray's nodes")
     options = parser.parse_args(words)
     stop = stop_event(held=False)
     site = Site.from_environment(os.environ)
     nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
 
     import ray
-    from ray import serve
 
     if not connect(ray, options.address, nodes, site.start_seconds, stop.wait):
         return 1
+    for number in (signal.SIGTERM, signal.SIGINT):  # Ray has set handlers of its own
+        signal.signal(number, lambda *_: stop.set())
+    if options.wait:
+        ray.shutdown()
+        return 0
+    from ray import serve
+
     try:
         deploy(serve, site, nodes, environment_of(dict(os.environ)))
         say("deployed with Ray Serve; the front's log says the URL")

@@ -5,6 +5,7 @@ set -u
 . "${FLEET_HOME:?}/launch/slurm/common.sh"
 load_site
 temporary=${FLEET_SCRATCH:-/tmp}/sfs-ray-$SLURM_JOB_ID
+[ ${#temporary} -le 38 ] || temporary=/tmp/sfs-ray-$SLURM_JOB_ID # sockets' names have 107 bytes
 words=(--block --disable-usage-stats)
 if [ "$SLURM_NODEID" = 0 ]; then
     words+=(--head --node-ip-address="$1" --port="$2" --include-dashboard=false

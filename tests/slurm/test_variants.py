@@ -6,15 +6,20 @@ from __future__ import annotations
 import http.client
 import importlib.util
 import json
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
+from launch import rayserve
 from launch.commands import REPOSITORY, Command
 from launch.hold import hold
 from launch.parts import Part
@@ -156,6 +161,81 @@ def test_rays_actors_get_the_settings_but_not_another_nodes_cores() -> None:
     assert passed == {"FLEET_MODEL": "m", "SLURM_JOB_ID": "7"}
 
 
+class FakeServe:
+    """As much of Serve as is used; an application runs when the job's end has been told."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.done: list[str] = []
+
+    def deployment(self, kind: type, **options: Any) -> Any:
+        return SimpleNamespace(bind=lambda *words: (kind.__name__, options, words))
+
+    def run(self, application: Any, *, name: str, route_prefix: None) -> None:
+        self.done.append(application[0])
+        if name == "front":
+            self.log.write_text("it said the URL\n")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def shutdown(self) -> None:
+        self.done.append("shutdown")
+
+
+class FakeRay(ModuleType):
+    """A Ray of two nodes, of which the second comes late. As the real one it takes the signals."""
+
+    def __init__(self, serve: FakeServe) -> None:
+        super().__init__("ray")
+        self.serve = serve
+        self.alive = 0
+        self.has_begun = False
+
+    def init(self, *, address: str, log_to_driver: bool) -> None:
+        self.has_begun = True
+        signal.signal(signal.SIGTERM, lambda *_: pytest.fail("Ray's own handler was called"))
+
+    def is_initialized(self) -> bool:
+        return self.has_begun
+
+    def nodes(self) -> list[dict[str, bool]]:
+        self.alive += 1
+        return [{"Alive": True}] * self.alive + [{"Alive": False}]
+
+    def shutdown(self) -> None:
+        self.serve.done.append("ray")
+
+
+@pytest.fixture
+def ray_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
+    ray = FakeRay(FakeServe(tmp_path / "front.log"))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(rayserve, "RETRY_SECONDS", 0.0)
+    for name, value in {
+        "FLEET_MODEL": str(tmp_path),
+        "FLEET_NAMESPACE": str(tmp_path / "kv"),
+        "FLEET_LOGS": str(tmp_path),
+        "FLEET_DEVICE": "cpu",
+        "SLURM_JOB_NUM_NODES": "2",
+    }.items():
+        monkeypatch.setenv(name, value)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield ray
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_the_end_of_the_job_shuts_serve_down_although_ray_takes_the_signals(
+    ray_of_two: FakeRay,
+) -> None:
+    assert rayserve.main(["--address", "a:1"]) == 0
+    assert ray_of_two.serve.done == ["NodePart", "Front", "shutdown", "ray"]
+
+
+def test_rays_nodes_are_waited_for_and_nothing_is_deployed(ray_of_two: FakeRay) -> None:
+    assert rayserve.main(["--address", "a:1", "--wait"]) == 0
+    assert ray_of_two.alive == 2 and ray_of_two.serve.done == ["ray"]
+
+
 @pytest.mark.nightly
 @pytest.mark.alone
 def test_the_fleet_as_ray_serve_deployments(jobs: Callable[[str], FleetJob]) -> None:
@@ -165,6 +245,24 @@ def test_the_fleet_as_ray_serve_deployments(jobs: Callable[[str], FleetJob]) -> 
     job.submit({}, "--nodes=2", script="ray")
     job.wait(lambda: bool(job.url) or job.state in ENDED, "the fleet is up", 300)
     assert job.ready() == 2
+    token = job.logs / "ray-token"
+    assert token.stat().st_mode & 0o077 == 0
     job.end()
     job.wait_state("COMPLETED", 120)
+    assert job.left_over() == [] and not token.exists()
+    assert "draining" in (job.logs / "front.log").read_text() and "SIGTERM" not in job.said
+
+
+@pytest.mark.nightly
+@pytest.mark.alone
+def test_the_benchmark_of_many_nodes_through_ray(jobs: Callable[[str], FleetJob]) -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install ray")
+    job = jobs("bench")
+    results = job.folder / "results"
+    arguments = ["nodes", "--rounds=1", f"--into={results}"]
+    job.submit({}, "--nodes=2", script="bench", arguments=arguments)
+    job.wait_state("COMPLETED", 300)
+    assert "Ray actors" in job.said and "met: nodes" in job.said
+    assert list(results.iterdir()) and not list(job.folder.glob("bench-*"))
     assert job.left_over() == []
