@@ -24,6 +24,7 @@ from router.history import History
 from router.members import Members
 from router.peers import Peers
 from router.precision import Precision, opened
+from router.proving import Prover
 from router.relay.limits import Limits, connections_within
 from router.relay.server import RelayServer, serve
 from router.replicas import REPLICAS_MAX, Replica, ReplicaError
@@ -33,6 +34,7 @@ from router.service import Rules, Service
 from router.settings import Settings, SettingsError
 from router.sight import sight_of
 from router.sources import Follower, Listing, source_of
+from router.steering import PARAMETERS, Steering, Verdict
 from router.tally import Tally
 from router.watch import Rhythm, Watch
 
@@ -114,6 +116,13 @@ class App:
         """Replicas that are gone. Forgotten with every change of the list: a request that was still
         under way when one left is counted for it later."""
         self.precision: Precision | None = None
+        self._prover: Prover | None = None
+        parameters = settings.no_load() or PARAMETERS
+        if parameters:
+            self.service.steering = Steering(parameters)
+            self._prover = Prover(
+                self.service.steering, self.members, now=now, replica_key=settings.replica_key
+            )
         self.relay: RelayServer | None = None
         self.is_draining = False
         self._follower: Follower | None = None
@@ -168,6 +177,8 @@ class App:
         )
         self._follower.start()
         self._sampler = asyncio.create_task(self._sample(), name="samples")
+        if self._prover is not None:
+            self._prover.start()
 
     async def drain(self, deadline_seconds: float) -> None:
         """No new connections; streams finish, for at most so long."""
@@ -186,6 +197,8 @@ class App:
         await self.watch.stop()
         if self.precision is not None:
             await self.precision.stop()
+        if self._prover is not None:
+            await self._prover.stop()
         await self.peers.close()
 
     # -- what all processes on the port know (endpoints.Colleagues) ------------------------------
@@ -214,11 +227,17 @@ class App:
         sight = sight_of(self.fleet.view(self._now()), self.members, extra)
         # What exact mode does without, and why; null where it is off.
         sight["not_exact"] = None if self.precision is None else self.precision.exact.status
+        for row in sight["replicas"]:  # whether it can be asked not to load
+            row["no_load"] = self._no_load(row["id"])
         return {
             "tally": self.tally.dump(),
             "sight": sight,
             "history": self.history.dump(),
         }
+
+    def _no_load(self, replica: str) -> str:
+        steering = self.service.steering
+        return (Verdict.NO_MEANS if steering is None else steering.verdict(replica)).value
 
     async def _catch_up(self) -> None:
         """Before a process listens among others, which have told clients that they serve: whom they
@@ -245,6 +264,8 @@ class App:
         self.watch.follow()
         if self.precision is not None:
             self.precision.follow()
+        if self._prover is not None:
+            self._prover.follow()
         if joined or left:
             log.info("replicas: %d; joined: %s; left: %s", len(listing), joined, left)
 

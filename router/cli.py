@@ -64,6 +64,10 @@ def run(
         str | None, typer.Option(help="Exact mode: the directory of the model's tokenizer.")
     ] = None,
     kv_events: Annotated[bool, typer.Option(help="Subscribe to announced KV events.")] = False,
+    no_load_params: Annotated[
+        str | None,
+        typer.Option(help="JSON: kv_transfer_params that ask an engine not to load."),
+    ] = None,
     api_key_file: Annotated[Path | None, typer.Option(help=f"Or in {API_KEY_VARIABLE}.")] = None,
     replica_key_file: Annotated[
         Path | None, typer.Option(help=f"Or in {REPLICA_KEY_VARIABLE}.")
@@ -96,6 +100,7 @@ def run(
             slo_seconds=slo_seconds,
             tokenizer=tokenizer,
             kv_events=kv_events,
+            no_load_params=no_load_params,
             api_key=_key(api_key_file, API_KEY_VARIABLE),
             replica_key=_key(replica_key_file, REPLICA_KEY_VARIABLE),
             body_bytes_max=body_mib_max << 20,

@@ -22,6 +22,7 @@ from router.relay.exchange import Attempt, Failure, Header, Reply
 from router.reports import usage_of
 from router.routes import Routes
 from router.scores import Scores
+from router.steering import Steering
 
 RETRIED = frozenset({429, 500, 502, 503, 504})
 """Answers another replica may improve on."""
@@ -35,6 +36,7 @@ class Chooser(Protocol):
     routes: Routes
     scores: Scores
     retries_max: int
+    steering: Steering | None
 
     def choose(
         self, ask: Ask, now: float, exclude: frozenset[str]
@@ -46,7 +48,8 @@ class Decided:
 
     __slots__ = (
         "_ask", "_blamed", "_decision", "_is_passed", "_is_stream", "_kind", "_on_usage",
-        "_received_at", "_row", "_scores", "_sent_at", "_service", "_status", "_tried", "attempt",
+        "_received_at", "_row", "_scores", "_sent_at", "_service", "_status", "_steer", "_tried",
+        "attempt",
     )  # fmt: skip
 
     def __init__(
@@ -59,8 +62,11 @@ class Decided:
         received_at: float,
         now: float,
         on_usage: Callable[[Usage], None] | None = None,
+        steer: Callable[[], tuple[bytes, ...]] | None = None,
     ) -> None:
+        """`steer` makes the body that asks an engine not to load, where a site knows how to."""
         self._service = service
+        self._steer = steer
         self._scores = service.scores
         self._on_usage = on_usage
         self._ask = ask
@@ -103,6 +109,7 @@ class Decided:
         if self._is_passed:
             return
         self._is_passed = True
+        self._steer = None  # it holds the request's fields
         service = self._service
         if self._status < 500:
             for name, why in self._blamed:
@@ -136,6 +143,8 @@ class Decided:
             return  # its reservation is closed
         usage = usage_of(tail)
         self._scores.ended(self._ask, self._decision, usage, now)
+        if usage is not None and self.attempt.body is not None:
+            self._report_steered(usage)
         if self._on_usage is not None and usage is not None:
             self._on_usage(usage)
         self._row.outcome = "answered"
@@ -173,5 +182,21 @@ class Decided:
         self._sent_at = now
         text = answers.reason(decision, len(self._tried))
         self._row = self._scores.decided(self._ask, decision, self._kind, text)
-        self.attempt = service.routes.attempt(decision.replica, text)
+        body = None if self._steer is None else self._steered(self._steer)
+        self.attempt = service.routes.attempt(decision.replica, text, body)
         return self.attempt
+
+    def _steered(self, steer: Callable[[], tuple[bytes, ...]]) -> tuple[bytes, ...] | None:
+        """The body for a replica that computes sooner than it loads, if it takes the hint."""
+        steering, decision = self._service.steering, self._decision
+        if not decision.costs.spared_tokens or steering is None:
+            return None
+        return steer() if steering.can(decision.replica) else None
+
+    def _report_steered(self, usage: Usage) -> None:
+        """Was it left out, as asked?"""
+        decision, steering = self._decision, self._service.steering
+        member = self._service.members.get(decision.replica)
+        if steering is not None and member is not None:
+            local = decision.local_tokens + decision.dram_tokens
+            steering.answered(decision.replica, usage, local, member.replica.chunk_tokens)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 REPLICAS_MAX = 1024
 """More in one list is a mistake, not a fleet; every table of the router is bounded by it."""
+CHUNK_TOKENS = 256
 
 
 class ReplicaError(ValueError):
@@ -42,6 +43,11 @@ class Replica:
     @property
     def kv_bytes_per_token(self) -> int | None:
         return (self.announced.kv_bytes_per_token or None) if self.announced else None
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of a chunk, LMCache's default where it did not say."""
+        return (self.announced.chunk_tokens if self.announced else 0) or CHUNK_TOKENS
 
     @property
     def url(self) -> str:

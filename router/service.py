@@ -29,6 +29,7 @@ from router.prefix import PROMPTED, Parsed, ask_of, parse
 from router.relay.exchange import Exchange, Reply, Request
 from router.routes import Routes
 from router.scores import Scores
+from router.steering import Steering
 
 OPEN_PATHS = frozenset({b"/health", b"/ready", b"/metrics"})
 """Asked by machines that have no key; they show no prompt and change nothing."""
@@ -67,6 +68,8 @@ class Service:
     ) -> None:
         self.exact: Exact | None = None
         """Set where asks are made of the engine's own tokens."""
+        self.steering: Steering | None = None
+        """Set where a site names what asks its engines not to load."""
         self.members = members
         self.routes = routes
         self.scores = scores
@@ -135,6 +138,9 @@ class Service:
         decision = self.choose(ask, now, NOBODY)
         if not isinstance(decision, Decision):
             return self.refusal(decision)
+        steering, steer = self.steering, None
+        if steering is not None:
+            steer = partial(steering.steered, request.body, parsed.fields)
         return Decided(
             self,
             ask,
@@ -144,6 +150,7 @@ class Service:
             request.received_at or now,
             now,
             on_usage,
+            steer,
         )
 
     def _passed(self, path: bytes, request: Request) -> Exchange | Reply:

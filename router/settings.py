@@ -7,7 +7,9 @@ is the command line's.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
+from typing import Any
 
 MIB = 1 << 20
 
@@ -70,6 +72,9 @@ class Settings:
     kv_events: bool = False
     """Subscribe to the replicas' KV events, where they are announced."""
 
+    no_load_params: str | None = None
+    """A JSON object: what asks the site's KV connector, in `kv_transfer_params`, not to load."""
+
     api_key: str | None = None
     """Clients must send it. None: anybody may ask."""
     replica_key: str | None = None
@@ -109,6 +114,7 @@ class Settings:
                     if known.name == "body_bytes_max":
                         option, value, low, high = "body-mib-max", value / MIB, 1, high / MIB
                     raise SettingsError(f"--{option} {value:g}: from {low:g} to {high:g}")
+        self.no_load()
         path = self.health_path
         if not path.startswith("/") or not path.isascii() or not path.isprintable() or " " in path:
             raise SettingsError("--health-path begins with a slash and is printable ASCII")
@@ -120,3 +126,17 @@ class Settings:
             key = getattr(self, name)
             if key is not None and (not key or not key.isascii() or not key.isprintable()):
                 raise SettingsError(f"the {name.replace('_', ' ')} is empty or not printable ASCII")
+
+    def no_load(self) -> dict[str, Any]:
+        """`no_load_params`, read; empty without."""
+        if self.no_load_params is None:
+            return {}
+        try:
+            found = json.loads(self.no_load_params)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict) or not found:
+            raise SettingsError(
+                "--no-load-params is a JSON object, like '{\"lmcache.skip_load\": true}'"
+            )
+        return found

@@ -2,6 +2,8 @@
 
 A `FakeReplica` answers as its `script` says and records what it got. A `Running` router is the real
 one, all of it, on a loop of its own; `on_loop` looks into it from the test's thread.
+
+Past 400 lines because replica, client and router are one world that all service tests share.
 """
 
 from __future__ import annotations
@@ -62,6 +64,8 @@ class Script:
     """Close the connection after so many chunks."""
     close_at_once: bool = False
     cached_tokens: int | None = 0
+    cached_for: Callable[[dict[str, Any]], int | None] | None = None
+    """In its place, from a request's fields."""
     models: tuple[str, ...] = ("m",)
     metrics: str = ""
     tokenize: Callable[[Any], list[int]] | None = None
@@ -147,11 +151,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         fields = json.loads(body)
         if fields.get("stream"):
-            self._stream(script)
+            self._stream(script, fields)
         elif self._waited(script.hold):
-            self._whole(200, json.dumps({"choices": [], "usage": self._usage(script)}).encode())
+            usage = self._usage(script, fields)
+            self._whole(200, json.dumps({"choices": [], "usage": usage}).encode())
 
-    def _stream(self, script: Script) -> None:
+    def _stream(self, script: Script, fields: dict[str, Any]) -> None:
         if script.head_first:
             self._stream_head()
         if not self._waited(script.hold):
@@ -166,9 +171,8 @@ class _Handler(BaseHTTPRequestHandler):
             if is_held and not self._waited(script.hold_after[1]):  # type: ignore[index]  # held
                 return
             self._chunk(f'data: {{"index": {index}, "usage": null}}\n\n'.encode())
-        self._chunk(
-            f"data: {json.dumps({'choices': [], 'usage': self._usage(script)})}\n\n".encode()
-        )
+        usage = self._usage(script, fields)
+        self._chunk(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n".encode())
         self._chunk(b"data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")
 
@@ -179,10 +183,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.flush()
 
-    def _usage(self, script: Script) -> dict[str, Any]:
+    def _usage(self, script: Script, fields: dict[str, Any]) -> dict[str, Any]:
         usage: dict[str, Any] = {"prompt_tokens": 100, "completion_tokens": CHUNKS}
-        if script.cached_tokens is not None:
-            usage["prompt_tokens_details"] = {"cached_tokens": script.cached_tokens}
+        cached = script.cached_tokens if script.cached_for is None else script.cached_for(fields)
+        if cached is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
         return usage
 
     def _waited(self, event: threading.Event | None) -> bool:
