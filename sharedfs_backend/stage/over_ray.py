@@ -8,10 +8,8 @@ it was dealt counts as left, and the other tasks go on.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from sharedfs_backend.exceptions import ConfigError
@@ -93,9 +91,9 @@ def _lost(choices: Sequence[Choice], error: Exception) -> Staged:
 
 
 def _python_path() -> str:
-    """Ray's workers look for modules where Ray was started, not where this was: a checkout, say."""
-    here = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    """Ray's workers look for modules where Ray was started, not where this was: a checkout, say.
+    Ray fills in what its node has."""
+    return __file__.rsplit("/", 3)[0] + ":${PYTHONPATH}"
 
 
 def joined(results: Sequence[Staged], seconds: float) -> Staged:

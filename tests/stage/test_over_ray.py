@@ -105,11 +105,10 @@ def test_tasks_find_this_package_wherever_ray_was_started(
 ) -> None:
     ray = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setenv("PYTHONPATH", "/more")
     filled(tmp_path / "from", 1)
     stage_over_ray(settings_for(tmp_path / "from"), settings_for(tmp_path / "to"))
     path = ray.options["runtime_env"]["env_vars"]["PYTHONPATH"].split(":")
-    assert (Path(path[0]) / "sharedfs_backend" / "stage").is_dir() and path[1] == "/more"
+    assert (Path(path[0]) / "sharedfs_backend" / "stage").is_dir() and path[1] == "${PYTHONPATH}"
 
 
 def test_without_ray_the_remedy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
