@@ -13,7 +13,6 @@ It must not know how a replica is chosen. Ray is imported only when an applicati
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -92,16 +91,15 @@ def build(arguments: dict[str, str]) -> Any:
     from ray import serve
 
     options = options_of(arguments)
-    here = str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    here = Path(__file__).resolve().parents[1]
     deployment = serve.deployment(
         serve.ingress(Ingress(options))(),
         name="router",
         num_replicas=options.ingresses,
         max_ongoing_requests=ONGOING_MAX,
         graceful_shutdown_timeout_s=options.settings.drain_seconds + STOP_EXTRA_SECONDS,
-        # Ray's workers look for modules where Ray was started.
-        ray_actor_options={"runtime_env": {"env_vars": {"PYTHONPATH": path}}},
+        # Ray's workers look for modules where Ray was started; it fills in what its node has.
+        ray_actor_options={"runtime_env": {"env_vars": {"PYTHONPATH": f"{here}:${{PYTHONPATH}}"}}},
     )
     return deployment.bind()
 

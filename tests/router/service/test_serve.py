@@ -4,7 +4,12 @@ all of it."""
 from __future__ import annotations
 
 import asyncio
+import http.client
+import importlib.util
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,9 +18,10 @@ from typing import Any
 
 import pytest
 
+from bench.relay.processes import free_port
 from router.serve import Ingress, Lost, Options, options_of
 from router.settings import SettingsError
-from tests.router.service.fakes import CHUNKS, FakeReplica, chat, replicas
+from tests.router.service.fakes import CHUNKS, FakeReplica, chat, replicas, until
 
 WAIT_SECONDS = 20.0
 REPLICA = b"x-sharedfs-replica"
@@ -293,3 +299,69 @@ def test_an_ingress_that_cannot_start_says_why(tmp_path: Path) -> None:
 
     message = asyncio.run(run())
     assert message["type"] == "lifespan.startup.failed" and "list of replicas" in message["message"]
+
+
+ON_SERVE = """
+import sys
+import ray
+from ray import serve
+from router.serve import build
+ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
+serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
+serve.run(build(dict(word.split("=", 1) for word in sys.argv[2:])))
+print("up", flush=True)
+sys.stdin.read()
+serve.shutdown()
+ray.shutdown()
+"""
+
+
+def asked(port: int, text: str) -> http.client.HTTPResponse:
+    """The head of an answer whose connection ends with it."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_SECONDS)
+    fields = json.dumps(chat(text))
+    connection.request("POST", "/v1/chat/completions", fields, {"connection": "close"})
+    return connection.getresponse()
+
+
+@pytest.mark.nightly
+@pytest.mark.alone
+def test_two_ingresses_on_a_real_serve(tmp_path: Path) -> None:
+    """As a user starts it. Streams come as they are made, and leaving cancels."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'ray[serve]==2.60.0'")
+    port = free_port()
+    with replicas(2) as made:
+        urls = ",".join(each.url for each in made)
+        command = [sys.executable, "-c", ON_SERVE, str(port), f"replicas={urls}", "ingresses=2"]
+        environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": "/tmp"}
+        with (tmp_path / "serve.log").open("wb") as log:
+            serving = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment
+            )
+        try:
+            assert serving.stdout is not None
+            assert b"up\n" in iter(serving.stdout.readline, b""), (
+                tmp_path / "serve.log"
+            ).read_text()
+            rest, never = threading.Event(), threading.Event()
+            for each in made:
+                each.script.hold_after = (1, rest)
+            answer = asked(port, "hello")
+            assert answer.getheader("x-sharedfs-replica") in {each.id for each in made}
+            assert b'"index": 0' in answer.readline()
+            rest.set()
+            assert answer.read().endswith(b"data: [DONE]\n\n")
+            for each in made:
+                each.script.hold_after = (1, never)
+            answer = asked(port, "bye")
+            assert b'"index": 0' in answer.readline()
+            answer.close()  # and with it the connection
+            until(lambda: any(each.left for each in made))
+            never.set()
+        finally:
+            assert serving.stdin is not None
+            serving.stdin.close()
+            assert serving.wait(120) == 0
+            if serving.stdout is not None:
+                serving.stdout.close()
