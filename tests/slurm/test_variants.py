@@ -261,7 +261,7 @@ def test_the_benchmark_of_many_nodes_through_ray(jobs: Callable[[str], FleetJob]
     job = jobs("bench")
     results = job.folder / "results"
     arguments = ["nodes", "--rounds=1", f"--into={results}"]
-    job.submit({}, "--nodes=2", script="bench", arguments=arguments)
+    job.submit({}, "--nodes=2", script="bench", arguments=arguments, stubs=False)
     job.wait_state("COMPLETED", 300)
     assert "Ray actors" in job.said and "met: nodes" in job.said
     assert list(results.iterdir()) and not list(job.folder.glob("bench-*"))
