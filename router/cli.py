@@ -101,8 +101,8 @@ def run(
             tokenizer=tokenizer,
             kv_events=kv_events,
             no_load_params=no_load_params,
-            api_key=_key(api_key_file, API_KEY_VARIABLE),
-            replica_key=_key(replica_key_file, REPLICA_KEY_VARIABLE),
+            api_key=key_from(api_key_file, API_KEY_VARIABLE),
+            replica_key=key_from(replica_key_file, REPLICA_KEY_VARIABLE),
             body_bytes_max=body_mib_max << 20,
             retries_max=retries_max,
             first_byte_seconds_max=first_byte_seconds_max,
@@ -119,7 +119,7 @@ def run(
     raise typer.Exit(status)
 
 
-def _key(path: Path | None, variable: str) -> str | None:
+def key_from(path: Path | None, variable: str) -> str | None:
     if path is None:
         return os.environ.get(variable)
     try:

@@ -24,7 +24,7 @@ import msgspec
 from httptools import HttpResponseParser
 
 from router.app import App
-from router.cli import API_KEY_VARIABLE, REPLICA_KEY_VARIABLE, _key
+from router.cli import API_KEY_VARIABLE, REPLICA_KEY_VARIABLE, key_from
 from router.relay.heads import HOP_BY_HOP, REQUEST_DROPPED
 from router.settings import Settings, SettingsError
 
@@ -127,8 +127,8 @@ class Ingress:
         try:
             settings = replace(
                 options.settings,
-                api_key=_key(_path(options.api_key_file), API_KEY_VARIABLE),
-                replica_key=_key(_path(options.replica_key_file), REPLICA_KEY_VARIABLE),
+                api_key=key_from(_path(options.api_key_file), API_KEY_VARIABLE),
+                replica_key=key_from(_path(options.replica_key_file), REPLICA_KEY_VARIABLE),
             )
             self._router = App(settings)
             await self._router.start()
