@@ -37,6 +37,7 @@ __all__ = ["SPEED_TOKENS", "Question", "answer", "probe_tier", "read_config"]
 CONFIG_BYTES_MAX = 4 << 20
 PATIENCE_SECONDS = 55.0
 """Beyond the probe's own time a mount is taken to hang."""
+TOKENS_PER_SECOND_MAX = 1e12
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1, "auto": 0}
 """Bytes of one number of KV by its dtype; auto: the model's own."""
 
@@ -56,24 +57,29 @@ def answer(question: Question, output: Output, *, seconds_max: float = SECONDS_M
     """Probe, judge, print. Raises ConfigError, NamespaceMissing, FileFailure."""
     config = read_config(question.model)
     dtype_bytes = _dtype_bytes(question.kv_dtype, config)
-    if not question.tokens_per_second > 0:
-        raise ConfigError("--prefill-tokens-per-second: must be more than 0")
-    if not question.path.is_dir():
-        raise NamespaceMissing(
-            f"{question.path}: is no directory; check the path, and that it is mounted here"
+    if not 0 < question.tokens_per_second <= TOKENS_PER_SECOND_MAX:
+        raise ConfigError(
+            f"--prefill-tokens-per-second: must be more than 0, {TOKENS_PER_SECOND_MAX:g} at most"
         )
     try:
         prefill = prefill_of_speed(config, question.tokens_per_second, question.at_tokens)
         judge(_PLACEHOLDER, config, prefill, dtype_bytes)  # before a minute is spent on probing
         with output.progress("probing", "parts") as progress:
-            tier = _within(
-                PATIENCE_SECONDS, lambda: probe_tier(question.path, progress, seconds_max)
-            )
+            tier = _within(PATIENCE_SECONDS, lambda: _probed(question.path, progress, seconds_max))
         verdict = judge(tier, config, prefill, dtype_bytes)
     except ValueError as error:
         raise ConfigError(f"--model {question.model}: {error}") from None
     _show(output, question, tier, verdict)
     return Status.PROBLEMS if verdict.answer is Answer.NO else Status.OK
+
+
+def _probed(path: Path, progress: Report, seconds_max: float) -> Tier:
+    """Looking at the path is part of it: where a mount hangs, that hangs too."""
+    if not path.is_dir():
+        raise NamespaceMissing(
+            f"{path}: is no directory; check the path, and that it is mounted here"
+        )
+    return probe_tier(path, progress, seconds_max)
 
 
 def probe_tier(path: Path, progress: Report, seconds_max: float = SECONDS_MAX) -> Tier:
@@ -105,7 +111,7 @@ def read_config(path: Path) -> dict[str, Any]:
             config = json.loads(stream.read(CONFIG_BYTES_MAX))
     except OSError as error:
         raise ConfigError(f"--model {file}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--model {file}: not JSON: {error}") from None
     if not isinstance(config, dict):
         raise ConfigError(f"--model {file}: must hold one JSON object")

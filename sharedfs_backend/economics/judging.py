@@ -120,6 +120,8 @@ def judge(
 ) -> Verdict:
     """ValueError where the config lacks what is needed."""
     per_token = kv_bytes_per_token(config, dtype_bytes)
+    if not per_token:
+        raise ValueError("the model's config describes no layer that keeps KV")
     longest = tokens_max(config)
     reference = min(REFERENCE_TOKENS, longest)
     pack_bytes = pack_size(tier, min(LONG_TOKENS, longest) * per_token)
