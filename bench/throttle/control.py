@@ -110,10 +110,12 @@ class Control:
         number = getattr(errno, error, 0)
         if not number:
             raise ValueError(f"{error!r} is the name of no errno")
+        _check(at, count)
         self._command(f"fail {of} {number} {at} {count}")
 
     def hang(self, *, of: str = ANY, at: int = 1, count: int = 0) -> None:
         """The same, but they do not come back before `clear`, and are carried out then."""
+        _check(at, count)
         self._command(f"fail {of} 0 {at} {count}")
 
     def clear(self) -> None:
@@ -129,6 +131,11 @@ class Control:
         if answer.startswith("error"):
             raise ValueError(f"{line}: {answer.strip()}")
         return answer
+
+
+def _check(at: int, count: int) -> None:
+    if at < 1 or count < 0:
+        raise ValueError(f"at {at}, count {count}: operations count from 1, and 0 is all of them")
 
 
 def _numbers(text: str) -> dict[str, int]:

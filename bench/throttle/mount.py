@@ -30,6 +30,8 @@ START_SECONDS = 20.0
 STOP_SECONDS = 10.0
 BURST_MS = 1.0
 """Enough for the next request of a reader that asks for one piece after the other."""
+NUMBER_MAX = 1e9
+"""More than any latency or bandwidth that is meant."""
 CACHED_MS = 1000.0
 """With the kernel's caches on, names and attributes are believed as long as is usual for FUSE."""
 
@@ -149,7 +151,17 @@ class Throttle:
         seed: int = 1,
     ) -> dict[str, int]:
         chosen = named(quirks) if isinstance(quirks, str) else quirks or Quirks()
+        for what, number in (
+            *((f"latency_ms of {name}", ms) for name, ms in _each(latency_ms).items()),
+            ("jitter_ms", jitter_ms),
+            ("burst_ms", burst_ms),
+            ("bandwidth_mb_s", bandwidth_mb_s or 0.0),
+        ):
+            if not 0 <= number < NUMBER_MAX:
+                raise ValueError(f"{what}: {number!r} is below 0 or too much")
         bytes_per_second = round((bandwidth_mb_s or 0.0) * 1e6)
+        if bandwidth_mb_s and not bytes_per_second:  # 0 means no limit
+            raise ValueError(f"bandwidth_mb_s: {bandwidth_mb_s!r} is less than a byte per second")
         settings = chosen.settings() | {
             **{f"latency_{name}_us": 0 for name in CLASSES},
             **{f"latency_{name}_us": round(ms * 1e3) for name, ms in _each(latency_ms).items()},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,3 +99,34 @@ def test_faults_are_told_apart_from_nonsense(mount: Throttle) -> None:
     for error, of in (("ENONSENSE", "read"), ("EIO", "seek")):
         with pytest.raises(ValueError):
             mount.fail(error, of=of)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"latency_ms": -1.0},
+        {"latency_ms": float("nan")},
+        {"latency_ms": {"read": -1.0}},
+        {"jitter_ms": -3.0},
+        {"burst_ms": -1.0},
+        {"bandwidth_mb_s": -1.0},
+        {"bandwidth_mb_s": float("inf")},
+        {"bandwidth_mb_s": 1e-9},
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], mount: Throttle) -> None:
+    mount.set(latency_ms=2.0)
+    before = mount.control.settings()
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        mount.set(**settings)
+    assert mount.control.settings() == before
+
+
+@pytest.mark.parametrize("when", [{"at": 0}, {"at": -1}, {"count": -1}])
+def test_faults_at_operations_there_are_not_are_refused(
+    when: dict[str, int], mount: Throttle
+) -> None:
+    with pytest.raises(ValueError, match="count from 1"):
+        mount.fail("EIO", **when)
+    with pytest.raises(ValueError, match="count from 1"):
+        mount.hang(**when)
