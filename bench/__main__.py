@@ -13,6 +13,8 @@ interrupted.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 import shlex
@@ -20,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +36,8 @@ from bench.core.needs import missing
 from bench.core.progress import Shown
 from bench.core.registry import Registry, registry
 from bench.core.runner import Order, is_complete, new_run, newest_run, run_case
-from bench.report.write import write
+from bench.core.scratch import problem as scratch_problem
+from bench.report.write import NothingToReport, write
 
 RESULTS = REPOSITORY / ".bench"
 MEMORY = Path("/dev/shm")
@@ -72,8 +75,10 @@ def run(
     directory: Annotated[
         Path | None, typer.Option("--dir", help="where to make scratch directories")
     ] = None,
-    only: Annotated[str, typer.Option(help="contenders or cells, comma-separated")] = "",
-    rounds: Annotated[int, typer.Option(min=0, help="0: the profile's own number")] = 0,
+    only: Annotated[str, typer.Option(help="contenders or parts of a case, comma-separated")] = "",
+    rounds: Annotated[
+        int, typer.Option(min=0, help="at most, of any part; 0: the profile's own number")
+    ] = 0,
     seed: Annotated[int, typer.Option(help="of generated data and orders")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the newest run")] = False,
     into: Annotated[Path | None, typer.Option(help="folder of the results")] = None,
@@ -86,38 +91,44 @@ def run(
     folder = into or (newest_run(RESULTS) if resume else None)
     folder = folder or new_run(RESULTS, profile, now())
     directory = directory or _scratch()
-    if child or len(chosen) == 1:
-        shown = f"python -m bench {shlex.join(_shown(sys.argv[1:]))}"
-        order = Order(
-            profile=profile,
-            directory=directory,
-            rounds=rounds,
-            seed=seed,
-            only=tuple(filter(None, only.split(","))),
-            command=os.environ.get("BENCH_COMMAND", shown),
-        )
-        raise typer.Exit(max(_run_one(found, name, order, folder) for name in chosen))
-    words = [f"--{profile}", f"--rounds={rounds}", f"--seed={seed}", f"--only={only}"]
-    words += [f"--dir={directory}"] if directory else []
-    command = f"python -m bench {shlex.join(_shown(sys.argv[1:]))}"
-    _announce([found.cases[name] for name in chosen], profile, folder)
-    status = 0
-    for name in chosen:
-        words_of_case = ["run", name, *words, "--child", f"--into={folder}"]
-        ended = _wait(
-            subprocess.Popen(
-                [sys.executable, "-m", "bench", *words_of_case],
-                env=os.environ | {"BENCH_COMMAND": command},
-                cwd=REPOSITORY,
+    parts = tuple(filter(None, only.split(",")))
+    if not child:
+        _check_parts(found, chosen, parts)
+        if why := scratch_problem(directory):
+            raise SystemExit(f"--dir {why}")
+    with contextlib.nullcontext() if child else _held(folder):
+        if child or len(chosen) == 1:
+            shown = f"python -m bench {shlex.join(_shown(sys.argv[1:]))}"
+            order = Order(
+                profile=profile,
+                directory=directory,
+                rounds=rounds,
+                seed=seed,
+                only=parts,
+                command=os.environ.get("BENCH_COMMAND", shown),
             )
-        )
-        if ended in (130, -signal.SIGINT, -signal.SIGTERM):
-            raise typer.Exit(130)
-        if ended not in (0, 1):
-            err.print(f"{name}: the case's process ended with status {ended}")
-        status = max(status, 1 if ended else 0)
-    out.print(f"results: {folder}")
-    raise typer.Exit(status)
+            raise typer.Exit(max(_run_one(found, name, order, folder) for name in chosen))
+        words = [f"--{profile}", f"--rounds={rounds}", f"--seed={seed}", f"--only={only}"]
+        words += [f"--dir={directory}"] if directory else []
+        command = f"python -m bench {shlex.join(_shown(sys.argv[1:]))}"
+        _announce([found.cases[name] for name in chosen], profile, folder)
+        status = 0
+        for name in chosen:
+            words_of_case = ["run", name, *words, "--child", f"--into={folder}"]
+            ended = _wait(
+                subprocess.Popen(
+                    [sys.executable, "-m", "bench", *words_of_case],
+                    env=os.environ | {"BENCH_COMMAND": command},
+                    cwd=REPOSITORY,
+                )
+            )
+            if ended in (130, -signal.SIGINT, -signal.SIGTERM):
+                raise typer.Exit(130)
+            if ended not in (0, 1):
+                err.print(f"{name}: the case's process ended with status {ended}")
+            status = max(status, 1 if ended else 0)
+        out.print(f"results: {folder}")
+        raise typer.Exit(status)
 
 
 def _announce(cases: Sequence[Case], profile: str, folder: Path) -> None:
@@ -179,13 +190,25 @@ def report(
     run_folders: Annotated[list[Path] | None, typer.Argument(help="folders of results")] = None,
     docs: Annotated[bool, typer.Option("--docs", help="also write docs/RESULTS.md")] = False,
 ) -> None:
-    """Write the page of a run (the newest unless some are named; several make one page)."""
+    """Write the page of a run (the newest unless some are named; several make one page). Exit
+    status 1 where a file of results could not be read."""
     newest = newest_run(RESULTS)
     folders = run_folders or ([newest] if newest is not None else [])
     if not folders:
         raise SystemExit("no results yet: python -m bench run all")
     command = "python -m bench report --docs"
-    out.print(f"{write(folders, REPOSITORY / 'docs' if docs else None, command)}")
+    unreadable: list[str] = []
+    target = REPOSITORY / "docs" if docs else None
+    try:
+        path = write(folders, target, command, unreadable.append)
+    except NothingToReport as error:
+        raise SystemExit("\n".join([*unreadable, str(error)])) from None
+    except OSError as error:
+        raise SystemExit(f"the report cannot be written: {error}") from None
+    for text in unreadable:
+        err.print(f"left out: {text}", markup=False)
+    out.print(f"{path}", markup=False)
+    raise typer.Exit(1 if unreadable else 0)
 
 
 def _chosen(found: Registry, names: list[str]) -> list[str]:
@@ -196,6 +219,30 @@ def _chosen(found: Registry, names: list[str]) -> list[str]:
             why = found.broken.get(name, f"choose from {', '.join(found.cases)}, or all")
             raise SystemExit(f"no case {name!r}: {why}")
     return names
+
+
+def _check_parts(found: Registry, chosen: list[str], parts: tuple[str, ...]) -> None:
+    """Each must be one of a chosen case: a misspelt one would mean everything, or nothing."""
+    known = {name: getattr(found.cases[name], "selectable", ()) for name in chosen}
+    each = "; ".join(f"{name}: {', '.join(names)}" for name, names in known.items() if names)
+    for part in parts:
+        if not any(part in names for names in known.values()):
+            raise SystemExit(f"--only {part}: choose from {each or 'no parts of these cases'}")
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """The run's folder, made, for this process alone."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((folder / ".held").open("w", encoding="utf-8"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"{folder}: another run is writing its results there") from None
+        except OSError as error:
+            raise SystemExit(f"--into {folder}: {error.strerror}") from None
+        yield
 
 
 def _scratch() -> Path | None:

@@ -68,6 +68,7 @@ class Capacity:
     question = "How do hit rate and time to first token depend on the cap, beside LRU and Belady?"
     minutes: Mapping[str, float] = {QUICK: 0.7, FULL: 12}
     needs: tuple[str, ...] = ()
+    selectable: tuple[str, ...] = ("cyclic", "zipf", "chat", "reverse", "agents", "rag")
 
     def run(self, context: Context) -> None:
         tier = measured_tier(context.folder)

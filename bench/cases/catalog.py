@@ -37,9 +37,10 @@ class Catalog:
     question = "How long from a process's start to its first hit, by chunks in the namespace?"
     minutes: Mapping[str, float] = {QUICK: 1.7, FULL: 10}
     needs: tuple[str, ...] = ()
+    selectable: tuple[str, ...] = (OURS, FS_NATIVE)
 
     def run(self, context: Context) -> None:
-        rounds = 3 if context.quick else min(context.rounds, 9)
+        rounds = min(context.rounds, 3 if context.quick else 9)
         latencies = (0.0, 1.0)
         cells = len(SOURCES) * (len(SIZES) * (1 if context.quick else 2) + int(context.quick))
         context.progress.total((cells + (2 if context.quick else 4)) * rounds)

@@ -48,6 +48,7 @@ class Cost:
     question = "What does storing cost, from which hit rate and which length does a reload pay?"
     minutes: Mapping[str, float] = {QUICK: 0.7, FULL: 25}
     needs: tuple[str, ...] = ()
+    selectable: tuple[str, ...] = (OURS, FS_NATIVE)
 
     def run(self, context: Context) -> None:
         rounds = min(context.rounds, ROUNDS[context.profile])

@@ -63,10 +63,11 @@ class Crosscheck:
     question = "Do the contenders come in the same order on a real network file system?"
     minutes: Mapping[str, float] = {QUICK: 0.6, FULL: 3}
     needs: tuple[str, ...] = ("throttle", "glusterfs")
+    selectable: tuple[str, ...] = tuple(CONTENDERS)
 
     def run(self, context: Context) -> None:
         names = [name for name in CONTENDERS if context.wants(name)]
-        rounds = 5 if context.quick else max(9, context.rounds)
+        rounds = min(5, context.rounds) if context.quick else context.rounds
         context.progress.total(len(PLACES) * len(names) * (rounds + 1))
         memory = Memory(BATCH, context.seed)
         with contextlib.ExitStack() as stack:

@@ -68,6 +68,7 @@ class Engines:
     question = "What do two real engines gain, what does storing cost them, and does decoding slow?"
     minutes: Mapping[str, float] = {QUICK: 0.1, FULL: 25}
     needs: tuple[str, ...] = ("lmcache",)
+    selectable: tuple[str, ...] = tuple(dict.fromkeys(setup.contender for setup in SETUPS))
 
     def run(self, context: Context) -> None:
         if context.quick:  # a pair takes a minute to start, and one says nothing without its peers

@@ -52,6 +52,10 @@ class Reload:
     question = "What does a prefix cost to store, find and load, and how does latency add to it?"
     minutes: Mapping[str, float] = {QUICK: 5, FULL: 60}
     needs: tuple[str, ...] = ()
+    selectable: tuple[str, ...] = (
+        *("batch", "slope", "sweep", "length", "tier"),
+        *dict.fromkeys((*CONTENDERS, *BESIDE, TUNED, VLLM_TIER)),
+    )
 
     def run(self, context: Context) -> None:
         with mounted(context.folder) as mount:
@@ -216,7 +220,7 @@ class Reload:
         if not context.cells.finished(cell):
             context.record("mount_bandwidth", full, "MB/s", cell=cell)
             context.cells.finish(cell)
-        rounds = 3 if context.quick else context.rounds
+        rounds = _few(context)
         for share in (SHARES[0], SHARES[-1]) if context.quick else SHARES:
             for latency in _sweep_latencies(context):
                 cell = f"sweep {latency:g} ms, bandwidth {share:g}"
@@ -261,7 +265,7 @@ class Reload:
                     Memory(batch, context.seed),
                     Conditions(latency),
                     cell=cell,
-                    rounds=3 if context.quick else context.rounds,
+                    rounds=_few(context),
                     part="tier",
                     batch=str(batch),
                     latency_ms=latency,
@@ -311,6 +315,11 @@ def _unavailable_tier() -> str:
     except ImportError as error:
         return f"this vLLM has no file tier that can be driven by itself: {error}"
     return ""
+
+
+def _few(context: Context) -> int:
+    """Rounds of what has no target."""
+    return min(3, context.rounds) if context.quick else context.rounds
 
 
 def _slope_rounds(context: Context, tokens: int) -> int:
@@ -375,10 +384,10 @@ def _steps(context: Context) -> int:
         for tokens in _slope_tokens(context)
     )
     sweep = (2 if context.quick else len(SHARES)) * len(_sweep_latencies(context))
-    sweep *= (3 if context.quick else context.rounds) + 1
+    sweep *= _few(context) + 1
     sweep *= len(_wanted(context, _sweepers(context)))
     by_length = 0 if context.quick else 24 * (min(5, context.rounds) + 1) * contenders
-    tier = 2 * (2 if context.quick else 4) * ((3 if context.quick else context.rounds) + 1)
+    tier = 2 * (2 if context.quick else 4) * (_few(context) + 1)
     return batches + slopes + sweep + by_length + tier
 
 

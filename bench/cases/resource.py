@@ -42,9 +42,10 @@ class Resource:
     )
     minutes: Mapping[str, float] = {QUICK: 1.1, FULL: 75}
     needs: tuple[str, ...] = ()
+    selectable: tuple[str, ...] = tuple(CONTENDERS)
 
     def run(self, context: Context) -> None:
-        rounds = 2 if context.quick else min(7, context.rounds)
+        rounds = min(context.rounds, 2 if context.quick else 7)
         seconds = 1.0 if context.quick else 20.0
         wanted = [name for name in CONTENDERS if context.wants(name)] or list(CONTENDERS)
         sides = [*wanted, *([LARGE] if OURS in wanted else [])]

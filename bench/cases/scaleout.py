@@ -61,6 +61,7 @@ class ScaleOut:
     question = "What do several replicas gain from one namespace over private directories?"
     minutes: Mapping[str, float] = {QUICK: 0.6, FULL: 20}
     needs: tuple[str, ...] = ()
+    selectable: tuple[str, ...] = tuple(POLICIES)
 
     def run(self, context: Context) -> None:
         tier = measured_tier(context.folder)

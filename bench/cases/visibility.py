@@ -36,6 +36,7 @@ class Visibility:
     question = "How long from a commit in one process to the hit in another, and at what cost?"
     minutes: Mapping[str, float] = {QUICK: 1.1, FULL: 12}
     needs: tuple[str, ...] = ()
+    selectable: tuple[str, ...] = (OURS, FS_NATIVE)
     random_by_nature = ("visible",)
 
     def run(self, context: Context) -> None:

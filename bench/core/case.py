@@ -178,7 +178,7 @@ class Case(Protocol):
     machine with two cores: shown before a run, never in a result. `needs` names tools
     (bench/core/needs.py): where one is missing the case is not run, and what would install it is
     said and recorded. A case may also have `random_by_nature`: metrics whose spread is a result and
-    no noise."""
+    no noise; and `selectable`: what `--only` may name."""
 
     name: str
     question: str

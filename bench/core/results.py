@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,10 @@ from bench.core.case import Parameter, Row
 RESERVED = ("case", "metric", "value", "unit", "repeat", "note")
 SUFFIX = ".parquet"
 _META = b"bench"
+
+
+class UnreadableResults(Exception):
+    """A file that is no results of a case, or not whole; the text names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class Origin:
     complete: bool = False
     failure: str = ""
     warnings: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +78,43 @@ def save(path: Path, saved: Saved) -> None:
 
 
 def load(path: Path) -> Saved:
-    """What `save` wrote."""
-    table = pq.read_table(path)
-    meta = json.loads((table.schema.metadata or {})[_META])
-    known = {item.name for item in dataclasses.fields(Origin)}
-    fields = {name: value for name, value in meta["origin"].items() if name in known}
-    fields["warnings"] = tuple(fields.get("warnings", ()))
-    return Saved(Origin(**fields), list(_rows(table)), frozenset(meta["cells"]))
+    """What `save` wrote. Raises UnreadableResults."""
+    try:
+        table = pq.read_table(path)
+        meta = json.loads((table.schema.metadata or {})[_META])
+        known = {item.name for item in dataclasses.fields(Origin)}
+        fields = {name: value for name, value in meta["origin"].items() if name in known}
+        for name in ("warnings", "only"):
+            fields[name] = tuple(fields.get(name, ()))
+        return Saved(Origin(**fields), list(_rows(table)), frozenset(meta["cells"]))
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        first = str(error).partition("\n")[0]
+        why = f"{type(error).__name__}: {first}"
+        raise UnreadableResults(f"{path}: no results of a case ({why})") from error
 
 
-def load_run(folder: Path) -> dict[str, Saved]:
-    """Every case saved in a run's folder, by name."""
-    return {path.stem: load(path) for path in sorted(folder.glob(f"*{SUFFIX}"))}
+def load_run(folder: Path, unreadable: Callable[[str], None] | None = None) -> dict[str, Saved]:
+    """Every case saved in a run's folder, by name. What cannot be read is told to `unreadable`, or
+    raised where nobody wants to hear it."""
+    found: dict[str, Saved] = {}
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        try:
+            found[path.stem] = load(path)
+        except UnreadableResults as error:
+            if unreadable is None:
+                raise
+            unreadable(str(error))
+    return found
 
 
-def load_runs(folders: Sequence[Path]) -> dict[str, Saved]:
+def load_runs(
+    folders: Sequence[Path], unreadable: Callable[[str], None] | None = None
+) -> dict[str, Saved]:
     """The cases of several runs; one that an earlier folder has too is told apart by its profile,
     and by its folder where that is the same."""
     found: dict[str, Saved] = {}
     for folder in folders:
-        for name, saved in load_run(folder).items():
+        for name, saved in load_run(folder, unreadable).items():
             names = (name, f"{name}, {saved.origin.profile}", f"{name}, {folder.name}")
             found[next((one for one in names if one not in found), names[-1])] = saved
     return found

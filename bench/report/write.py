@@ -6,7 +6,7 @@ report can be written anywhere the results were copied to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.core.registry import registry
@@ -16,10 +16,22 @@ from bench.report.page import page
 from bench.report.sections import Section, sections
 
 
-def write(runs: Sequence[Path], docs: Path | None, command: str) -> Path:
+class NothingToReport(Exception):
+    """No result of any case; nothing was written."""
+
+
+def write(
+    runs: Sequence[Path],
+    docs: Path | None,
+    command: str,
+    unreadable: Callable[[str], None] | None = None,
+) -> Path:
     """The page's path, in the first run's folder. Pictures lie beside it, and in docs/results too
-    when `docs` is given."""
-    cases, saved = registry().cases, load_runs(runs)
+    when `docs` is given. Files that hold no results are told to `unreadable`. Raises
+    NothingToReport, before anything is written."""
+    cases, saved = registry().cases, load_runs(runs, unreadable)
+    if not saved:
+        raise NothingToReport(f"no results in {', '.join(map(str, runs))}")
     found = sections(saved, cases)
     absent = [name for name in cases if name not in {one.origin.case for one in saved.values()}]
     target = runs[0] / "report"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench.__main__ import _shown, app
+from bench.__main__ import _held, _shown, app
 from bench.core import fio
 from bench.core.registry import ORDER, registry
 from bench.core.results import Saved, save
@@ -75,3 +75,50 @@ def test_an_error_of_fio_is_no_measurement() -> None:
 
 def test_threads_share_the_bytes_in_whole_blocks() -> None:
     assert fio.Plan(threads=3, block=4 << 20, total=128 << 20).each == 40 << 20
+
+
+def refused(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 1
+    return str(result.exception)
+
+
+def test_a_directory_that_cannot_be_used_is_refused_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    into = tmp_path / "run"
+    said = refused("run", "cost", "--dir", tmp_path / "missing", "--into", into)
+    assert "--dir" in said and "missing" in said
+    assert not into.exists()
+
+
+def test_a_folder_of_results_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    assert "--into" in refused("run", "cost", "--dir", tmp_path, "--into", tmp_path / "file")
+
+
+def test_a_folder_of_results_takes_one_run_at_a_time(tmp_path: Path) -> None:
+    with _held(tmp_path):
+        assert "another run" in refused("run", "cost", "--dir", tmp_path, "--into", tmp_path)
+
+
+def test_a_part_that_no_chosen_case_has_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    said = refused("run", "reload", "catalog", "--only", "slop", "--into", tmp_path / "run")
+    assert "--only slop" in said and "slope" in said
+    assert "no parts" in refused("run", "ceiling", "--only", "ours", "--into", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_report_of_nothing_writes_nothing(tmp_path: Path) -> None:
+    assert "no results" in refused("report", tmp_path)
+    assert "no results" in refused("report", tmp_path / "missing", "--docs")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_tells_what_it_could_not_read(tmp_path: Path) -> None:
+    save(tmp_path / "reload.parquet", Saved(ORIGIN, batch_rows(SPEEDS)))
+    (tmp_path / "catalog.parquet").write_bytes(b"garbage")
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "left out" in result.output and "catalog.parquet" in result.output
+    assert (tmp_path / "report" / "index.html").exists()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from bench.core.case import Row
-from bench.core.results import Origin, Saved, load, load_run, save
+from bench.core.results import Origin, Saved, UnreadableResults, load, load_run, save
 
 ORIGIN = Origin(
     case="reload",
@@ -80,3 +82,30 @@ def test_whole_and_broken_numbers_share_a_column(tmp_path: Path) -> None:
     rows = [dataclasses.replace(ROWS[0], params={"share": share}) for share in (1, 0.5)]
     save(tmp_path / "x.parquet", Saved(ORIGIN, rows))
     assert [row.params["share"] for row in load(tmp_path / "x.parquet").rows] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("damage", ["garbage", "truncated", "foreign", "no-machine"])
+def test_what_is_no_whole_file_of_results_is_said_with_its_name(
+    tmp_path: Path, damage: str
+) -> None:
+    path = tmp_path / "reload.parquet"
+    save(path, Saved(ORIGIN, []))
+    if damage == "garbage":
+        path.write_bytes(b"garbage")
+    elif damage == "truncated":
+        path.write_bytes(path.read_bytes()[:300])
+    elif damage == "foreign":
+        pq.write_table(pa.table({"a": [1]}), path)
+    else:
+        meta = json.dumps({"origin": {"case": "reload"}, "cells": []}).encode()
+        pq.write_table(pq.read_table(path).replace_schema_metadata({b"bench": meta}), path)
+    with pytest.raises(UnreadableResults, match=r"reload\.parquet"):
+        load(path)
+
+
+def test_other_cases_are_read_beside_a_damaged_one(tmp_path: Path) -> None:
+    save(tmp_path / "reload.parquet", Saved(ORIGIN, []))
+    (tmp_path / "catalog.parquet").write_bytes(b"garbage")
+    told: list[str] = []
+    assert list(load_run(tmp_path, told.append)) == ["reload"]
+    assert "catalog.parquet" in told[0]

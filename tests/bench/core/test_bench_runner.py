@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.core.case import LEFT_OUT, QUICK, Context, Figure, Row, Verdict
 from bench.core.progress import Silent
+from bench.core.registry import registry
 from bench.core.results import load, save
-from bench.core.runner import Order, new_run, newest_run, run_case, summary
+from bench.core.runner import (
+    Order,
+    Recording,
+    is_complete,
+    new_run,
+    newest_run,
+    run_case,
+    summary,
+)
+from tests.bench.core.test_bench_results import ORIGIN
 
 
 class Toy:
@@ -178,3 +189,37 @@ def test_the_newest_run_is_the_last_begun_that_has_results(tmp_path: Path, order
     newest = newest_run(tmp_path / "runs")
     assert newest is not None
     assert newest.name == "20260102T100000Z-quick"
+
+
+def test_a_part_of_a_case_is_not_taken_for_all_of_it(tmp_path: Path, order: Order) -> None:
+    run_case(Toy(lambda: 2.0), replace(order, only=("ours",)), tmp_path / "run", Silent())
+    with pytest.raises(SystemExit, match="--only ours"):
+        run_case(Toy(lambda: 2.0), order, tmp_path / "run", Silent())
+
+
+def test_a_damaged_file_is_named_and_not_overwritten(tmp_path: Path, order: Order) -> None:
+    (tmp_path / "toy.parquet").write_bytes(b"garbage")
+    assert not is_complete("toy", tmp_path)
+    with pytest.raises(SystemExit, match=r"toy\.parquet"):
+        run_case(Toy(lambda: 2.0), order, tmp_path, Silent())
+    assert (tmp_path / "toy.parquet").read_bytes() == b"garbage"
+
+
+class Turns(Exception):
+    """The case has said how many rounds it will take."""
+
+
+@pytest.mark.parametrize("name", ["catalog", "resource", "crosscheck"])
+def test_no_case_takes_more_rounds_than_were_asked_for(name: str, tmp_path: Path) -> None:
+    class Counting(Silent):
+        def total(self, steps: int) -> None:
+            found.append(steps)
+            raise Turns
+
+    found: list[int] = []
+    for rounds in (1, 2):
+        silent, cells = Counting(), Recording(tmp_path / "x", ORIGIN)
+        context = Context(tmp_path, QUICK, silent, cells, rounds, 1, cells)
+        with pytest.raises(Turns):
+            registry().cases[name].run(context)
+    assert found[0] < found[1]
