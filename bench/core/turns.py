@@ -145,6 +145,7 @@ def store_lookup_load(
                             context.record(
                                 metric, None, "ms", repeat=number, note=str(error), **fixed
                             )
+                    turn.remove_data()  # a full directory must not fail the next turn too
                     continue
                 if number >= 0:
                     record(context, timed, number, fixed)

@@ -182,3 +182,21 @@ def test_vllms_own_file_tier_takes_turns_too(tmp_path: Path, plain: Plain) -> No
     store_lookup_load(made, plain, names, memory, Conditions(), cell="tier", rounds=3)
     assert unmeasured(recording.rows) == []
     assert sorted(by_round(recording.rows, "load", adapter=VLLM_TIER)) == [0, 1, 2]
+
+
+def test_a_turn_that_fails_leaves_nothing_for_the_next_to_stumble_over(
+    tmp_path: Path, plain: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+
+    def fails(turn: Turn) -> dict[str, Any]:
+        left.append(sum(path.is_file() for path in plain.backing.rglob("*")))
+        turn.driver.store(turn.next_keys(), turn.memory.source.objects)
+        raise TurnFailed("store: 3 of 4 chunks")
+
+    monkeypatch.setattr("bench.core.turns.one_turn", fails)
+    made, recording = context(tmp_path)
+    memory = Memory(BATCH, 1)
+    store_lookup_load(made, plain, (FS_NATIVE,), memory, Conditions(), cell="tiny", rounds=2)
+    assert left == [0, 0, 0]
+    assert len(unmeasured(recording.rows)) == 8
