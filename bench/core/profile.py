@@ -61,10 +61,6 @@ class Profile:
         total = self.user + self.system + (self.daemon or 0.0)
         return total / self.wall if self.wall > 0 else 0.0
 
-    def saturated(self, cores: int) -> bool:
-        """Whether the cores were the limit: less than a tenth of them idle."""
-        return self._busy_cores() > 0.9 * cores
-
 
 class Sampler:
     """Profiles what happens within its `with` block."""

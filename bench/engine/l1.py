@@ -71,10 +71,6 @@ class L1:
         for key in keys:
             self._free.append(self._reserved.pop(key))
 
-    def object_of(self, key: Hashable) -> Any:
-        """The object of a resident key the caller has locked."""
-        return self._objects[self._resident[key]]
-
     def clear(self) -> None:
         """Forget everything nobody reads."""
         for key in [key for key in self._resident if key not in self._readers]:
