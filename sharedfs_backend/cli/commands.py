@@ -298,7 +298,9 @@ def stage(
 
 @app.command()
 def fit(
-    path: Annotated[Path, typer.Option(help="Directory on the mount in question.", metavar="DIR")],
+    path: Annotated[  # no Path: typer would stat it, and a mount may hang
+        str, typer.Option(help="Directory on the mount in question.", metavar="DIR")
+    ],
     model: Annotated[
         Path, typer.Option(help="A model's config.json, or its directory.", metavar="CONFIG")
     ],
@@ -318,7 +320,7 @@ def fit(
     Exit status 1 if computing is quicker at every length. Writes below DIR (400 MB at most) and
     removes what it wrote; DIR need not be a namespace.
     """
-    question = fitting.Question(path, model, prefill_tokens_per_second, at_tokens, kv_dtype)
+    question = fitting.Question(Path(path), model, prefill_tokens_per_second, at_tokens, kv_dtype)
     _run(as_json, lambda output: fitting.answer(question, output))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,11 @@ import pytest
 
 from sharedfs_backend.cli import fitting
 from sharedfs_backend.cli.fitting import Question, answer, read_config
-from sharedfs_backend.cli.output import Output
+from sharedfs_backend.cli.output import Output, Status
 from sharedfs_backend.economics import prefill_of_speed
 from sharedfs_backend.economics.judging import judge
 from sharedfs_backend.exceptions import ConfigError
-from sharedfs_backend.files import FileFailure
+from tests.cli.test_cli import sharedfs
 from tests.economics.test_judging import GOOD, PREFILL
 from tests.economics.test_models import LLAMA_8B
 
@@ -31,12 +32,15 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A mount where no stat comes back before the test's end."""
-    ended, is_dir = threading.Event(), Path.is_dir
+    ended, stat = threading.Event(), os.stat
 
-    def hangs(path: Path) -> bool:
-        return ended.wait() if path.name == "hangs" else is_dir(path)
+    def hangs(path: Any, *more: Any, **named: Any) -> os.stat_result:
+        if str(path).endswith("hangs"):
+            assert threading.current_thread() is not threading.main_thread()
+            ended.wait(20)
+        return stat(path, *more, **named)
 
-    monkeypatch.setattr(Path, "is_dir", hangs)
+    monkeypatch.setattr(os, "stat", hangs)
     yield
     ended.set()
 
@@ -46,9 +50,9 @@ def test_a_mount_on_which_even_a_stat_hangs_is_given_up(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fitting, "PATIENCE_SECONDS", 0.01)
-    question = Question(tmp_path / "hangs", model, 8000.0, 4096, "auto")
-    with pytest.raises(FileFailure, match="the mount hangs"):
-        answer(question, Output(as_json=True))
+    words = ("fit", "--path", tmp_path / "hangs", "--model", model)
+    result = sharedfs(*words, "--prefill-tokens-per-second", 8000)
+    assert result.exit_code == Status.NAMESPACE and "the mount hangs" in result.stderr
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf"), 1e300])
