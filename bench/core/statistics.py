@@ -78,18 +78,14 @@ def slope(points: Mapping[float, float]) -> float:
 
 
 def slope_interval(by_round: Mapping[float, Sequence[float]]) -> Interval | None:
-    """Of the slope through the medians at each x; values at one x are resampled among themselves.
+    """Of the slope through the medians at each x; the rounds drawn are the same at every x.
 
     None where an x has no value or there are fewer than two x."""
-    if len(by_round) < 2 or not all(len(values) for values in by_round.values()):
+    slopes = _slopes(by_round)
+    if slopes is None:
         return None
-    places = np.array(list(by_round), float)
-    centred = places - places.mean()
-    columns = [np.asarray(values, float) for values in by_round.values()]
-    drawn = np.stack([_resampled(column) for column in columns])
-    slopes = (centred[:, None] * drawn).sum(0) / (centred**2).sum()
     estimate = slope({x: median(values) for x, values in by_round.items()})
-    return _interval(estimate, slopes, min(map(len, columns)))
+    return _interval(estimate, slopes, min(map(len, by_round.values())))
 
 
 def slope_ratio_interval(
