@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -164,6 +165,10 @@ async def flatness(pid: int, port: int, prefixes: int) -> list[int]:
 
 
 async def main(options: argparse.Namespace) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    # Else the routers, each in a session of its own, would outlive us.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     results: dict[str, dict[str, Samples]] = {str(case): {} for case in CASES}
     idle: dict[str, float] = {}
     memory: list[int] = []
@@ -296,4 +301,7 @@ if __name__ == "__main__":
     parser.add_argument("--log", type=Path, default=Path("/dev/null"), help="the routers' output")
     chosen = parser.parse_args()
     prepare(chosen.venv)
-    sys.exit(uvloop.run(main(chosen)))
+    try:
+        sys.exit(uvloop.run(main(chosen)))
+    except asyncio.CancelledError:
+        sys.exit(128 + signal.SIGTERM)
