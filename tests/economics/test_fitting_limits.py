@@ -16,6 +16,7 @@ from sharedfs_backend.cli.fitting import Question, answer, read_config
 from sharedfs_backend.cli.output import Output, Status
 from sharedfs_backend.economics import prefill_of_speed
 from sharedfs_backend.economics.judging import judge
+from sharedfs_backend.economics.probing import SECONDS_MAX
 from sharedfs_backend.exceptions import ConfigError
 from tests.cli.test_cli import sharedfs
 from tests.economics.test_judging import GOOD, PREFILL
@@ -82,5 +83,5 @@ def test_a_config_nested_beyond_reading_is_no_json(tmp_path: Path) -> None:
 
 
 def test_patience_outlasts_the_probe() -> None:
-    assert fitting.PATIENCE_SECONDS > fitting.SECONDS_MAX
+    assert fitting.PATIENCE_SECONDS > SECONDS_MAX
     assert prefill_of_speed(LLAMA_8B, fitting.TOKENS_PER_SECOND_MAX).token_seconds > 0

@@ -124,7 +124,7 @@ def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], mount:
 
 @pytest.mark.parametrize("when", [{"at": 0}, {"at": -1}, {"count": -1}])
 def test_faults_at_operations_there_are_not_are_refused(
-    when: dict[str, int], mount: Throttle
+    when: dict[str, Any], mount: Throttle
 ) -> None:
     with pytest.raises(ValueError, match="count from 1"):
         mount.fail("EIO", **when)
