@@ -37,8 +37,10 @@ def make_scratch(parent: Path) -> Path:
 
 def note_segments(folder: Path, segments: Iterable[str]) -> None:
     """What to remove when this process should die without having done so."""
+    whole = folder / f"{SEGMENTS}.new"  # who is killed while writing leaves the list before
     with suppress(OSError):
-        (folder / SEGMENTS).write_text(json.dumps(sorted(segments)))
+        whole.write_text(json.dumps(sorted(segments)))
+        whole.replace(folder / SEGMENTS)
 
 
 def clear_dead(parent: Path) -> list[Path]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from bench.demo.processes import shared_segments
 from bench.demo.replica_spec import REPOSITORY
+from launch.leftovers import SEGMENTS
 from tests.slurm.cluster import Cluster, ClusterError, processes_with
 
 STUBS = Path(__file__).with_name("stubs")
@@ -118,6 +119,17 @@ class FleetJob:
         """Until the fleet has said its URL. Raises ClusterError when the job ends instead."""
         self.cluster.wait(lambda: bool(self.url) or self.state in ENDED, "the fleet is up", seconds)
         assert self.url, f"{self.state}\n{self.said}\n{self.log_ends()}"
+
+    def wait_noted(self) -> None:
+        """Until the nodes have written down every segment: then a killed one's can be removed."""
+
+        def noted() -> bool:
+            lists = [path.read_text() for path in self.scratch.rglob(SEGMENTS)]
+            found = {name for text in lists for name in json.loads(text)}
+            there = {path for path in self._segments if os.path.exists(path)}
+            return bool(there) and there <= found
+
+        self.wait(noted, "every segment is noted")
 
     def wait_state(self, state: str, seconds: float = 60.0) -> None:
         self.wait(lambda: self.state == state, f"the job is {state}", seconds)

@@ -54,6 +54,7 @@ def test_an_engine_that_dies_is_started_again_under_another_port(fleet: FleetJob
 
 def test_a_killed_node_is_survived(fleet: FleetJob) -> None:
     survivor = dict(fleet.starts())["n1-0"]
+    fleet.wait_noted()
     fleet.cluster.kill_node("n2")
     fleet.wait(lambda: set(fleet.replicas()) == {survivor}, "the dead one is forgotten")
     fleet.wait(lambda: "Node failure on n2" in fleet.said, "Slurm has noticed")
@@ -101,6 +102,7 @@ def test_a_fleet_without_its_first_node_comes_back_when_requeued(jobs: Jobs) -> 
     job.submit({}, "--nodes=2")
     job.wait_up(UP_SECONDS)
     first, second = job.node_names
+    job.wait_noted()
     job.cluster.kill_node(first)
     job.wait(lambda: job.node_names == [second], "Slurm has noticed", 120)
     assert job.state == "RUNNING" and job.ready() == 0
