@@ -238,7 +238,8 @@ static void copy_past_caches(char *to, const char *from, int64_t length)
 #endif
 }
 
-/* Hash `from` as the extents say and copy it to where they are, `step` bytes at a time. `state` goes on where the last call left it; NULL for whole units. 0, or -ENOMEM. */
+/* Hash `from` as the extents say and copy it to where they are, `step` bytes at a time. `state` goes
+ * on where the last call left it; NULL for whole units. 0, or -ENOMEM. */
 int sf_copy(const char *from, const struct extent *extents, int64_t count, int64_t step,
             void *state, unsigned char *digests)
 {

@@ -2,6 +2,8 @@
 
 Named after the complaints. Replicas are the standard library's HTTP server, clients its HTTP
 client or a bare socket; the router is all of it, on real loopback sockets.
+
+Past 400 lines because each complaint has its test here, named after it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The fleet as transcripts: requests go, first tokens come, and what it then chooses and knows."""
+"""The fleet as transcripts: requests go, first tokens come, and what it then chooses and knows.
+
+Past 400 lines because the fleet is one object, and each event it hears of is told here.
+"""
 
 from __future__ import annotations
 

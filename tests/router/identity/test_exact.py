@@ -1,4 +1,7 @@
-"""Exact mode: the engine's tokens, what of them the tier holds, and falling back where in doubt."""
+"""Exact mode: the engine's tokens, what of them the tier holds, and falling back where in doubt.
+
+Past 400 lines because every kind of prompt is compared with the engine's tokens here.
+"""
 
 from __future__ import annotations
 

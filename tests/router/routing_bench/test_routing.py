@@ -25,7 +25,7 @@ from router.constants import Constants
 from router.policies import POLICIES
 
 SMALL = Statistics(seconds=500.0)
-LONGER = Statistics(seconds=3000.0)
+LONGER = Statistics(seconds=6000.0)
 ONE_PROMPT = replace(GENERATED["one prompt"], seconds=150.0)
 WORLD = World()
 
@@ -70,7 +70,8 @@ def test_in_overload_ttft_takes_at_most_two_thirds_of_least_pending_seconds() ->
 
 @pytest.mark.parametrize("factor", [1 / 3, 3.0])
 def test_constants_three_times_wrong_cost_little(factor: float) -> None:
-    """A short trace is mostly start: 4 % here are 1 % of the published one."""
+    """On one trace, since generated ones differ: five of this length cost 1.07 on average from
+    constants three times too slow, one of them 1.24; the published one 1.001."""
     right = Constants()
     wrong = replace(
         right,
@@ -81,7 +82,7 @@ def test_constants_three_times_wrong_cost_little(factor: float) -> None:
         shared_latency_seconds=right.shared_latency_seconds * factor,
     )
     started = outcome("ttft", LONGER, constants=wrong)
-    assert started.mean <= 1.04 * outcome("ttft", LONGER).mean
+    assert started.mean <= 1.03 * outcome("ttft", LONGER).mean
 
 
 def test_a_system_prompt_common_to_all_collapses_nothing() -> None:
