@@ -258,6 +258,7 @@ void handle_drop(struct handle *handle) {
         at = &(*at)->next;
     *at = handle->next;
     pthread_mutex_unlock(&node->lock);
+    mapping_drop(handle);
     close(handle->fd);
     free(handle);
     pthread_mutex_lock(&table);

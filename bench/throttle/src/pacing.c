@@ -35,6 +35,7 @@ struct answer {
         };
     };
     struct fuse_file_info info;
+    const char *data;
     char *buffer;
 };
 
@@ -318,8 +319,9 @@ static void send_statfs(struct answer *answer) {
     fuse_reply_statfs(answer->turn.req, &answer->statvfs);
 }
 static void send_data(struct answer *answer) {
-    fuse_reply_buf(answer->turn.req, answer->buffer, answer->bytes);
-    buffer_give(answer->buffer);
+    fuse_reply_buf(answer->turn.req, answer->data, answer->bytes);
+    if (answer->buffer)
+        buffer_give(answer->buffer);
 }
 static void send_work(struct answer *answer) {
     answer->work(answer->context);
@@ -353,8 +355,8 @@ void answer_text(struct turn turn, const char *text) {
 void answer_statfs(struct turn turn, const struct statvfs *found) {
     ANSWER(send_statfs, .statvfs = *found);
 }
-void answer_data(struct turn turn, char *buffer, size_t bytes) {
-    ANSWER(send_data, .buffer = buffer, .bytes = bytes);
+void answer_data(struct turn turn, const char *data, size_t bytes, char *buffer) {
+    ANSWER(send_data, .data = data, .bytes = bytes, .buffer = buffer);
 }
 void run_later(int64_t at_ns, void (*work)(void *), void *context) {
     struct turn turn = {.due_ns = at_ns};

@@ -134,7 +134,8 @@ void answer_written(struct turn turn, size_t bytes);
 void answer_text(struct turn turn, const char *text);
 void answer_statfs(struct turn turn, const struct statvfs *found);
 /* Takes a buffer from `buffer_take`, which goes back once it is sent. */
-void answer_data(struct turn turn, char *buffer, size_t bytes);
+/* `buffer` is given back once `data` has been sent; NULL where there is none. */
+void answer_data(struct turn turn, const char *data, size_t bytes, char *buffer);
 /* Runs `work(context)` at `at_ns` on an answering thread. */
 void run_later(int64_t at_ns, void (*work)(void *), void *context);
 char *buffer_take(size_t bytes);
@@ -160,6 +161,9 @@ struct handle {
     int fd;
     bool writes;
     off_t size_at_open;
+    char *mapping; /* of the first `mapped` bytes; both guarded by the node's lock */
+    off_t mapped;
+    int reads; /* before there was one */
 };
 
 struct node {
@@ -204,6 +208,13 @@ void handle_drop(struct handle *handle);
 void name_unlinked(struct node *parent, const char *name, bool poisoned);
 enum past { NEVER, UNLINKED, POISONED };
 enum past name_past(struct node *parent, const char *name);
+
+/* ---- mapping.c: reads with one copy instead of two ------------------------------------------------- */
+
+/* Where to find up to `*bytes` of the file, set to what is there, until the handle is dropped; NULL
+ * where they have to be read into a buffer. */
+const char *mapping_read(struct handle *handle, size_t *bytes, off_t offset);
+void mapping_drop(struct handle *handle);
 
 /* ---- staging.c: bytes that are not visible before close ------------------------------------------ */
 

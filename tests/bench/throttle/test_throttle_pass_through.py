@@ -86,6 +86,22 @@ def test_appending_and_truncating_work(mount: Throttle) -> None:
     assert path.read_bytes() == b"0123456789a"
 
 
+def test_an_open_file_read_again_and_again_shows_what_becomes_of_it(mount: Throttle) -> None:
+    mine, behind = mount.mountpoint / "file", mount.backing / "file"
+    mine.write_bytes(b"a" * 5000)
+    with open(mine, "rb", buffering=0) as file:
+        for _ in range(3):  # the second read and those after it are answered from a mapping
+            assert os.pread(file.fileno(), 9000, 1000) == b"a" * 4000
+        with open(behind, "r+b") as other:
+            other.seek(4999)
+            other.write(b"b" * 5001)
+        assert os.pread(file.fileno(), 9000, 4998) == b"a" + b"b" * 5001
+        assert os.pread(file.fileno(), 2, 4998) == b"ab"
+        os.truncate(behind, 4999)
+        assert os.pread(file.fileno(), 9000, 4997) == b"aa"
+        assert os.pread(file.fileno(), 10, 6000) == b""
+
+
 def test_known_files_cost_no_descriptors(mount: Throttle) -> None:
     folder = mount.mountpoint / "d"
     folder.mkdir()
