@@ -19,15 +19,15 @@ from sharedfs_backend.puttask import Part, item_of
 PARALLEL_PACK_BYTES = 32 << 20
 """A batch is split for parallel writing once each part would still be this large: file systems
 admit one writer of a file at a time, but every further pack costs an open on loading."""
-PARALLEL_PACKS = 4
 
 Written = list[tuple[WrittenPack, list[Part]]]
 
 
-def cut(parts: Sequence[Part], pack_bytes_max: int) -> list[list[Part]]:
-    """Parts grouped by layout and rank, in order, split into packs of at most `pack_bytes_max`.
+def cut(parts: Sequence[Part], pack_bytes_max: int, packs_at_once: int) -> list[list[Part]]:
+    """Parts grouped by layout and rank, in order, split into packs of at most `pack_bytes_max`,
+    and into up to `packs_at_once` where that leaves each large enough.
 
-    A chunk larger than that gets a pack of its own.
+    A chunk larger than `pack_bytes_max` gets a pack of its own.
     """
     groups: dict[tuple[LayoutDescriptor, int], list[Part]] = {}
     for part in parts:
@@ -36,7 +36,7 @@ def cut(parts: Sequence[Part], pack_bytes_max: int) -> list[list[Part]]:
     packs: list[list[Part]] = []
     for group in groups.values():
         total = sum(item_of(part).buffer.nbytes for part in group)
-        count = max(-(-total // pack_bytes_max), min(PARALLEL_PACKS, total // PARALLEL_PACK_BYTES))
+        count = max(-(-total // pack_bytes_max), min(packs_at_once, total // PARALLEL_PACK_BYTES))
         target = -(-total // max(1, count))
         pack: list[Part] = []
         size = 0

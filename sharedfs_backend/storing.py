@@ -84,6 +84,7 @@ class Storer:
         self._seal = context.seal
         self._stats = context.stats
         self._align_bytes = context.profile.align_bytes
+        self._packs_at_once = context.profile.packs_at_once
         self._unlink_own_failures = not context.profile.orphans_offline_only
         self._buffer_ttl_seconds = context.settings.buffer_ttl_seconds
         self._ledger = ledger
@@ -123,7 +124,7 @@ class Storer:
         attached: list[Part] = []
         try:
             self._sort_out(realm, parts, wanted, attached)
-            packs = cut(wanted, self._pack_bytes_max())
+            packs = cut(wanted, self._pack_bytes_max(), self._packs_at_once)
         except Exception:
             log.exception("a store of %d chunks was given up", len(parts))
             self.settle(parts, stored=False, failed=BROKEN)

@@ -55,6 +55,7 @@ class Profile:
     piece_bytes: int = PIECE_BYTES
     pack_bytes_max: int = 128 * MIB
     read_depth_max: int = 128
+    packs_at_once: int = 8  # a batch is split for: each of them is written by one thread
     # habits
     unlink_needs_end: bool = False  # a journal is unlinked only after its owner's end record
     orphans_offline_only: bool = False  # never unlink what a frozen writer may still write to
@@ -68,6 +69,8 @@ class Profile:
                 raise ValueError(f"{name} {size} is not a multiple of 65536")
         if not 64 * MIB <= self.pack_bytes_max <= 256 * MIB:
             raise ValueError(f"pack_bytes_max {self.pack_bytes_max} is not within 64-256 MiB")
+        if not 1 <= self.packs_at_once <= 64:
+            raise ValueError(f"packs_at_once {self.packs_at_once} is not within 1-64")
         if not 1 <= self.read_depth_max <= 1024:
             raise ValueError(f"read_depth_max {self.read_depth_max} is not within 1-1024")
 
@@ -113,7 +116,14 @@ UNPROBED = Profile(
 )
 # A page cache, where an operation is a memory copy: a piece stays in one core's own cache.
 # The kernel bounds dirty pages of a local disk itself, and what was written is read next.
-LOCAL = replace(POSIX, name="local", piece_bytes=MIB, read_depth_max=8, flush=FlushMethod.NONE)
+LOCAL = replace(
+    POSIX,
+    name="local",
+    piece_bytes=MIB,
+    read_depth_max=8,
+    packs_at_once=4,
+    flush=FlushMethod.NONE,
+)
 # A rename there shows other clients a mixture, and times are cached: neither is an ability.
 # 1 MiB is the largest NFS request; the client splits a 4 MiB read into four in flight together.
 NFS = replace(

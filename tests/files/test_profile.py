@@ -55,6 +55,7 @@ def test_a_newer_profiles_unknown_keys_are_ignored() -> None:
         {"request_bytes_max": 1000},
         {"pack_bytes_max": 1 << 40},
         {"read_depth_max": 0},
+        {"packs_at_once": 0},
         {"rename": 1},
         {"flush": "sometimes"},
     ],
