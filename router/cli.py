@@ -154,7 +154,8 @@ def _place() -> Place | None:
 
 def _start_worker(number: int, port: int, folder: Path) -> subprocess.Popen[bytes]:
     environment = {**os.environ, WORKER_VARIABLE: f"{number}:{port}:{folder}"}
-    command = [sys.executable, "-m", "router", *sys.argv[1:]]
+    # The very command this process was started with: the same code runs, compiled or not.
+    command = [sys.executable, *sys.orig_argv[1:]]
     # A group of its own: a terminal's Ctrl-C reaches it once, through the supervisor.
     return subprocess.Popen(command, env=environment, process_group=0)
 

@@ -20,10 +20,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
@@ -324,14 +325,21 @@ class Launched(Asking):
 
 
 @contextmanager
-def launched(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[Launched]:
-    """`python -m router` on a free port; killed at the end if the test did not end it."""
-    command = [sys.executable, "-m", "router", "--host", "127.0.0.1", "--port", "0"]
+def launched(
+    *arguments: str,
+    environment: dict[str, str] | None = None,
+    flags: Sequence[str] = (),
+    folder: Path | None = None,
+) -> Iterator[Launched]:
+    """`python -m router` on a free port; killed at the end if the test did not end it. `flags` are
+    Python's own; it is started in `folder`."""
+    command = [sys.executable, *flags, "-m", "router", "--host", "127.0.0.1", "--port", "0"]
     process = subprocess.Popen(
         [*command, "--health-seconds", "0.1", *arguments],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **(environment or {})},
+        cwd=folder,
     )
     said: list[str] = []
     port = threading.Event()

@@ -123,6 +123,21 @@ def test_a_process_that_is_replaced_drains_whom_the_others_drain() -> None:
             assert {running.chat(f"{number}").replica for number in range(16)} == {pair[1].id}
 
 
+def test_all_processes_run_the_code_the_first_was_started_with(tmp_path: Path) -> None:
+    """Each of them compiled, where it is: not what lies in the current directory."""
+    (tmp_path / "router").mkdir()
+    (tmp_path / "router" / "__init__.py").write_text("raise RuntimeError('not this one')")
+    sources = {"PYTHONPATH": str(Path(supervisor.__file__).parent.parent)}
+    with (
+        replicas(1) as (one,),
+        launched(
+            "--replicas", one.url, "--workers", "2",
+            environment=sources, flags=["-P"], folder=tmp_path,
+        ) as running,
+    ):  # fmt: skip
+        assert len(_children(running.process.pid)) == 2
+
+
 def test_a_process_among_others_listens_once_it_has_a_replica(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
