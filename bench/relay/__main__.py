@@ -34,6 +34,7 @@ from bench.relay.processes import Router, cpu_seconds, replicas, resident_bytes,
 
 PEERS = ("vllm-router==0.1.17", "sglang-router==0.3.2")
 OURS, COMPILED = "ours, ttft", "ours, ttft, compiled"
+PAIR = f"{COMPILED}, 2 processes"
 ALONE = "ours, relay alone"
 THEIRS, DIRECT = "vllm-router, round robin", "no router"
 REPLICAS = 4
@@ -84,11 +85,13 @@ def routers(peers: Path, compiled: Path | None) -> list[Router]:
     if compiled is not None:
         first = known[0]
         command = (first.command[0], "-P", *first.command[1:])
-        known.insert(1, Router(COMPILED, command, True, str(compiled.resolve())))
+        modules = str(compiled.resolve())
+        known.insert(1, Router(COMPILED, command, True, modules))
+        known.insert(2, Router(PAIR, (*command, "--workers", "2"), True, modules))
         alone = next(each for each in known if each.name == ALONE)
         command = (alone.command[0], "-P", *alone.command[1:])
         place = known.index(alone) + 1
-        known.insert(place, Router(f"{ALONE}, compiled", command, False, str(compiled.resolve())))
+        known.insert(place, Router(f"{ALONE}, compiled", command, False, modules))
     return known
 
 
@@ -173,7 +176,9 @@ async def main(options: argparse.Namespace) -> int:
     idle: dict[str, float] = {}
     memory: list[int] = []
     chosen = [
-        router for router in routers(options.venv, options.compiled) if options.only in router.name
+        router
+        for router in routers(options.venv, options.compiled)
+        if any(part in router.name for part in options.only.split("|"))
     ]
     with contextlib.ExitStack() as stack:
         ports = stack.enter_context(replicas(REPLICAS, GAP_MS))
@@ -259,7 +264,7 @@ def judge(results: Mapping[str, Mapping[str, Samples]], memory: list[int]) -> in
     """The exit status, and a line for each limit that was missed."""
     missed = []
     for case, by_name in results.items():
-        for name in (OURS, COMPILED):
+        for name in (OURS, COMPILED, PAIR):
             if name in by_name and THEIRS in by_name:
                 missed += _judge(f"{case}: {name}", by_name[name], by_name[THEIRS])
     # The first step fills the bounded tables.
@@ -296,7 +301,9 @@ if __name__ == "__main__":
     parser.add_argument("--compiled", type=Path, help="also: what `make compile-router` made")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prefixes", type=int, default=0, help="also: memory over so many prompts")
-    parser.add_argument("--only", default="", help="only routers whose name holds this")
+    parser.add_argument(
+        "--only", default="", help="only routers whose names hold A or B: A|B"
+    )
     parser.add_argument("--save", type=Path, help="file for the results as JSON")
     parser.add_argument("--log", type=Path, default=Path("/dev/null"), help="the routers' output")
     chosen = parser.parse_args()
