@@ -35,8 +35,9 @@ from sharedfs_backend.entries import Entries
 from sharedfs_backend.fairlock import FairLock
 from sharedfs_backend.keytable import Mask, hash_keys
 from sharedfs_backend.layout import EntryTable
-from sharedfs_backend.packtable import I64, U64, UNKNOWN
+from sharedfs_backend.packtable import I64, UNKNOWN
 from sharedfs_backend.rows import HIDDEN, INDEXED, LENGTH_MAX, STEP_ROWS
+from sharedfs_backend.searching import search
 
 __all__ = [
     "Catalog",
@@ -70,6 +71,7 @@ class Catalog:
         self._space_of: dict[tuple[bytes, bytes], int] = {}
         self._realm_of: dict[bytes, int] = {}
         self._realm_of_space: I32 = np.zeros(0, np.int32)
+        self._search = search(self._entries.table, self._rows, self._packs)
 
     def __len__(self) -> int:
         """Chunks that a lookup can find."""
@@ -126,7 +128,7 @@ class Catalog:
         suspended beyond `now` and hidden entries are misses.
         """
         with self._lock:
-            _, numbers, found_spaces = self._visible(words(keys), spaces, realm, now)
+            _, numbers, found_spaces = self._visible(keys, spaces, realm, now)
         return Found(numbers, found_spaces)
 
     def locate(
@@ -134,7 +136,7 @@ class Catalog:
     ) -> Located:
         """As `find`, with all that a load needs."""
         with self._lock:
-            rows, numbers, found_spaces = self._visible(words(keys), spaces, realm, now)
+            rows, numbers, found_spaces = self._visible(keys, spaces, realm, now)
             data = self._rows
             return Located(
                 numbers, found_spaces, data.offsets[rows], data.lengths[rows], data.checksums[rows]
@@ -152,9 +154,13 @@ class Catalog:
             return result
 
     def _visible(
-        self, keys: U64, spaces: int | I32, realm: bytes, now: float
+        self, joined: bytes, spaces: int | I32, realm: bytes, now: float
     ) -> tuple[I64, I64, I32]:
         """(rows, pack ids, spaces), for each key; pack id -1 (and row 0) for a miss."""
+        if self._search is not None:
+            number = self._realm_of.get(realm, -1)
+            return self._search(joined, spaces, number, self._realm_of_space, now)
+        keys = words(joined)
         index, _, rows = self._entries.matching(keys, hash_keys(keys))
         seen = (self._rows.flags[rows] & HIDDEN) == 0
         places = self._rows.packs[rows]

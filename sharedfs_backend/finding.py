@@ -8,7 +8,9 @@ counts, for the buffers' time to live at most, since an unlock may never come (I
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,15 @@ from sharedfs_backend.realms import Realm
 
 LOCKS_MAX = 1 << 20
 TOUCHED_MAX = 1 << 20
+
+
+class _Taken(NamedTuple):
+    """The locks of one lookup: a pack id for each key, below 0 for a miss."""
+
+    realm: bytes
+    keys: tuple[bytes, ...]
+    pack_ids: list[int]
+    until: float
 
 
 class Finder:
@@ -42,6 +53,8 @@ class Finder:
         self._on_miss = on_miss
         self._lock = threading.Lock()
         self._locks: dict[bytes, dict[bytes, tuple[int, int, float]]] = {}  # by realm and key
+        self._taken: deque[_Taken] = deque()  # not entered there yet
+        self._taken_keys = 0
         self._touched: dict[int, float] = {}
 
     # -- spaces ------------------------------------------------------------------------------
@@ -133,21 +146,30 @@ class Finder:
     def _take_locks(
         self, realm: Realm, keys: Sequence[bytes], pack_ids: list[int], now: float
     ) -> None:
-        until = now + self._lock_seconds
+        """Note them; whoever asks about locks enters them, so that no lookup waits for it."""
         with self._lock:
-            if self.locks_held + len(keys) > LOCKS_MAX:
+            if self._locks_held() + len(keys) > LOCKS_MAX:
                 self._expire_locks(now)
-            if self.locks_held + len(keys) > LOCKS_MAX:
+            if self._locks_held() + len(keys) > LOCKS_MAX:
                 self._stats.add("locks_refused", len(keys))
                 return
-            locks = self._locks.setdefault(realm.digest, {})
-            for key, pack_id in zip(keys, pack_ids, strict=True):
+            until = now + self._lock_seconds
+            self._taken.append(_Taken(realm.digest, tuple(keys), pack_ids, until))
+            self._taken_keys += len(keys)
+
+    def _enter_locks(self) -> None:
+        self._taken_keys = 0
+        while self._taken:
+            taken = self._taken.popleft()
+            locks = self._locks.setdefault(taken.realm, {})
+            for key, pack_id in zip(taken.keys, taken.pack_ids, strict=True):
                 if pack_id >= 0:
                     held = locks.get(key)
-                    locks[key] = (1 if held is None else held[0] + 1, pack_id, until)
+                    locks[key] = (1 if held is None else held[0] + 1, pack_id, taken.until)
 
     def unlock(self, keys: Sequence[bytes], realm: Realm) -> None:
         with self._lock:
+            self._enter_locks()
             locks = self._locks.get(realm.digest, {})
             for key in keys:
                 held = locks.pop(key, None)
@@ -155,6 +177,7 @@ class Finder:
                     locks[key] = (held[0] - 1, held[1], held[2])
 
     def _expire_locks(self, now: float) -> None:
+        self._enter_locks()
         for locks in self._locks.values():
             for key in [key for key, held in locks.items() if held[2] <= now]:
                 del locks[key]
@@ -169,7 +192,12 @@ class Finder:
 
     @property
     def locks_held(self) -> int:
-        return sum(map(len, self._locks.values()))
+        with self._lock:
+            self._enter_locks()
+            return self._locks_held()
+
+    def _locks_held(self) -> int:
+        return self._taken_keys + sum(map(len, self._locks.values()))
 
     # -- recency -----------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ caller tells them apart. Not thread-safe: the catalog's lock covers it.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -47,6 +49,16 @@ def hash_keys(keys: U64) -> U64:
     return value
 
 
+class TableParts(NamedTuple):
+    """What a search reads besides `slots`; each array stays where it is."""
+
+    tags: U64
+    passed: Mask
+    mask: U64
+    shard_shift: int
+    base_shift: int
+
+
 class KeyTable:
     """Slots hold int32 row numbers. `rows_max` rows fit; more may be refused by `place`."""
 
@@ -73,6 +85,11 @@ class KeyTable:
         return int(self._used.sum())
 
     # -- searching ---------------------------------------------------------------------------
+
+    def parts(self) -> TableParts:
+        """For the compiled search (native/search.c), which goes the way `candidates` goes."""
+        shifts = int(self._shard_shift), int(self._base_shift)
+        return TableParts(self._tags, self._passed, self._mask, *shifts)
 
     def candidates(self, hashes: U64) -> tuple[I64, I64]:
         """(indices into `hashes`, slots): every slot that may hold one of the keys.

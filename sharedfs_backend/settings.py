@@ -90,7 +90,7 @@ class Settings:
     chunks_max: int = whole(4_000_000, 1024, 500_000_000)
     """Chunks known to the catalog, at about 100 bytes each; more are left out and counted."""
     keys_memo_max: int = whole(262_144, 1024, 100_000_000)
-    """Chunk keys remembered so that they are not derived again, at about 200 bytes each."""
+    """Chunk keys remembered so that they are not derived again, at about 300 bytes each."""
 
     # Identity (I8)
     shard: str = text("", plain=True)

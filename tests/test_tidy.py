@@ -27,7 +27,8 @@ LAYERS = {
     " packcheck preload retention stats",
     "data path": "fdcache packjob reader readplan readqueue readstep readtask writeplan writer"
     " writestep",
-    "catalog": "catalog catalog_values entries facts indexing keytable ledger packtable rows",
+    "catalog": "catalog catalog_values entries facts indexing keytable ledger packtable rows"
+    " searching",
     "journal": "namespace opening publisher realms refresh snapshots snapshotter",
     "sweep": "chores doubts orphans sweeper turns",
     "store": "auditor catalogview cutting finding loading parts putting puttask store storing"
@@ -57,6 +58,7 @@ SYSTEM_USERS = {
     "files": "the only code that touches the shared file system",
     "runtime": "random bytes",
     "native": "the compiled loops, and the variable that switches them off",
+    "searching": "calls the compiled lookup",
     "identity": "model directories, which are not in the namespace",
     "identity_cache": "a cache on the local disk",
     "weights": "weight files, which are not in the namespace",

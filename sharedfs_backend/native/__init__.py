@@ -36,6 +36,9 @@ COPY_BYTES = 32 * 1024
 
 DIGEST_BYTES = 16
 
+ABI = "sf_abi_3"
+"""A symbol that older builds lack."""
+
 Extent = tuple[int, int, int]
 """(address, length in bytes, mark). Lengths are above 0."""
 
@@ -53,7 +56,7 @@ class Loops:
 
     def __init__(self, library: ctypes.CDLL, xxh3: ctypes.CDLL) -> None:
         """Raises AttributeError where either lacks a symbol."""
-        library.sf_abi_2  # noqa: B018  # an older build lacks it
+        getattr(library, ABI)
         names = ("createState", "freeState", "128bits_reset", "128bits_update", "128bits_digest")
         library.sf_use(
             *(ctypes.cast(getattr(xxh3, f"XXH3_{name}"), ctypes.c_void_p) for name in names)
@@ -182,12 +185,18 @@ def steps(extents: Sequence[Extent], step_bytes: int) -> int:
 @functools.cache
 def loops() -> Loops | None:
     """The compiled loops, if there are any."""
+    path = library_path()
+    return None if path is None else _load(path)
+
+
+def library_path() -> Path | None:
+    """What was compiled at installation, unless the environment says not to use it."""
     if os.environ.get("SHAREDFS_NATIVE") == "0":
         return None
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_loops{suffix}")
         if path.is_file():
-            return _load(path)
+            return path
     return None
 
 

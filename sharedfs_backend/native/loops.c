@@ -47,7 +47,7 @@ void sf_use(void *(*create)(void), int (*release)(void *), int (*reset)(void *),
 }
 
 /* Another name with every change of a signature or a struct: an older build is then not used. */
-void sf_abi_2(void)
+void sf_abi_3(void)
 {
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.store.inline import KIB, MIB, Client, chunks_of
 
 CAP = 64 * MIB
@@ -89,6 +91,29 @@ def test_a_locked_chunk_is_not_swept(tmp_path: Path) -> None:
     assert len(victims) == 1
     client.store.unlock(list(held))
     assert len(client.store.parts.sweeper.victims(1 << 40, client.runtime.time)) == 2
+
+
+def test_locks_are_counted_bounded_and_end_with_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharedfs_backend.finding.LOCKS_MAX", 6)
+    client = Client(tmp_path)
+    chunks = chunks_of(4, 64 * KIB)
+    client.put(chunks)
+    keys, stranger = list(chunks), next(iter(chunks_of(1, seed=8)))
+    finder = client.store.parts.finder
+    assert client.store.lookup([*keys, stranger], lock=True) == [True] * 4 + [False]
+    assert finder.locks_held == 4  # what was not found is not locked
+    client.store.lookup(keys[:2], lock=True)
+    assert finder.locks_held == 4  # the same keys once more
+    client.store.unlock(keys)
+    assert finder.locks_held == 2
+    client.store.lookup([*keys, stranger], lock=True)
+    assert client.store.stats()["locks_refused"] == 5  # 2 + 5 would be more than 6
+    assert finder.locks_held == 2
+    client.pass_time(client.store.parts.settings.buffer_ttl_seconds + 1)
+    client.store.lookup(keys + keys[:2], lock=True)  # room again: those of before have ended
+    assert finder.locks_held == 4
 
 
 def test_nothing_younger_than_the_drop_delay_is_a_victim(tmp_path: Path) -> None:
