@@ -11,17 +11,22 @@ It knows nothing of files. Thread-safe.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-def address_of(array: NDArray[np.uint8]) -> int:
+def address_of(array: NDArray[Any]) -> int:
     """Where the bytes of a contiguous array begin. Valid as long as somebody holds the array."""
-    begin: int = array.__array_interface__["data"][0]
-    return begin
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+    except (TypeError, ValueError):  # read-only, or empty: asked in the slower way
+        begin: int = array.__array_interface__["data"][0]
+        return begin
 
 
 class PrivateBuffer:

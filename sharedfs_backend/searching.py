@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sharedfs_backend.buffers import address_of
 from sharedfs_backend.keytable import KeyTable
 from sharedfs_backend.native import ABI, library_path
 from sharedfs_backend.packtable import I64, PackTable
@@ -66,7 +66,7 @@ class Search:
             *(rows.keys, rows.packs, rows.flags),
             *(packs.space, packs.suspended_until, packs.numbers),
         )
-        addresses = [_address(array) for array in self._arrays]
+        addresses = [address_of(array) for array in self._arrays]
         sizes = (len(parts.mask), parts.shard_shift, parts.base_shift)
         self._tables = _Tables(*addresses, *sizes)
         self._question, self._answer = _Question(), _Answer()
@@ -88,19 +88,14 @@ class Search:
             if len(asked) != count:
                 raise ValueError(f"{len(asked)} spaces for {count} keys")
         question, answer = self._question, self._answer
-        question.spaces, question.realm_of_space = _address(asked), _address(realm_of_space)
+        question.spaces, question.realm_of_space = address_of(asked), address_of(realm_of_space)
         question.spaces_differ = asked is not self._one_space
         question.realm, question.now = realm, now
-        answer.rows, answer.numbers = _address(rows), _address(numbers)
-        answer.spaces = _address(found)
+        answer.rows, answer.numbers = address_of(rows), address_of(numbers)
+        answer.spaces = address_of(found)
         tables, question_at, answer_at = self._places
         self._call(tables, question_at, keys, count, answer_at)
         return rows, numbers, found
-
-
-def _address(array: npt.NDArray[Any]) -> int:
-    begin: int = array.__array_interface__["data"][0]
-    return begin
 
 
 def search(table: KeyTable, rows: Rows, packs: PackTable) -> Search | None:

@@ -19,6 +19,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import xxhash
 
@@ -166,9 +167,7 @@ _Digests = ctypes.Array[ctypes.c_char]
 def _prepared(extents: Sequence[Extent]) -> tuple[_Table, _Digests, int]:
     """What C takes: the extents, room for the digests of their units, and how many those are."""
     units = sum(mark == UNIT_ENDS for _, _, mark in extents)
-    table = (_Extent * len(extents))()
-    for place, extent in zip(table, extents, strict=True):
-        place.at, place.length, place.mark = extent
+    table = (_Extent * len(extents))(*cast("Sequence[Any]", extents))
     return table, ctypes.create_string_buffer(DIGEST_BYTES * units or 1), units
 
 
