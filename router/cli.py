@@ -23,6 +23,7 @@ from typing import Annotated
 import typer
 import uvloop
 
+from router import fleet
 from router.app import App, Place
 from router.settings import Settings, SettingsError
 from router.supervisor import supervise
@@ -181,8 +182,11 @@ async def _serve(settings: Settings, place: Place) -> None:
             loop.add_signal_handler(number, signals.put_nowait, None)
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
+        code = "plain Python" if fleet.__file__.endswith(".py") else "compiled"
         if orphaned is None:  # else the supervisor says it, of all of them
-            log.info("listening on %s:%d", settings.host, router.port)
+            log.info("listening on %s:%d, %s", settings.host, router.port, code)
+        else:
+            log.info("process %d of %d, %s", place.number + 1, settings.workers, code)
         await signals.get()
         log.info("draining for at most %g s", settings.drain_seconds)
         drained = asyncio.create_task(router.drain(settings.drain_seconds))

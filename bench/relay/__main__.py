@@ -301,9 +301,7 @@ if __name__ == "__main__":
     parser.add_argument("--compiled", type=Path, help="also: what `make compile-router` made")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prefixes", type=int, default=0, help="also: memory over so many prompts")
-    parser.add_argument(
-        "--only", default="", help="only routers whose names hold A or B: A|B"
-    )
+    parser.add_argument("--only", default="", help="only routers whose names hold A or B: A|B")
     parser.add_argument("--save", type=Path, help="file for the results as JSON")
     parser.add_argument("--log", type=Path, default=Path("/dev/null"), help="the routers' output")
     chosen = parser.parse_args()
