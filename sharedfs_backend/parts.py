@@ -225,6 +225,7 @@ class Parts:
             self.pack_writer,
             credits=self.credits,
             pack_bytes_max=self._pack_bytes_max,
+            packs_at_once=self.profile.packs_for(len(os.sched_getaffinity(0))),
             audit=self.auditor.check_parts if settings.audit else lambda realm, parts: None,
             on_begun=self.auditor.begun if settings.audit else lambda job: None,
             on_refused=self._refused,

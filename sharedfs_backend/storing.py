@@ -72,6 +72,7 @@ class Storer:
         *,
         credits: Credits,
         pack_bytes_max: Callable[[], int],
+        packs_at_once: int,
         audit: Callable[[Realm, list[Part]], None],
         on_begun: Callable[[PackJob], None],
         on_refused: Callable[[Refusal], None],
@@ -84,7 +85,7 @@ class Storer:
         self._seal = context.seal
         self._stats = context.stats
         self._align_bytes = context.profile.align_bytes
-        self._packs_at_once = context.profile.packs_at_once
+        self._packs_at_once = packs_at_once
         self._unlink_own_failures = not context.profile.orphans_offline_only
         self._buffer_ttl_seconds = context.settings.buffer_ttl_seconds
         self._ledger = ledger
@@ -367,6 +368,8 @@ class Storer:
                     self._credits.settle(written.commit.total_bytes)
                     failed = None if published else "not published"
                     self.settle(pack, stored=published, failed=failed)
+            for commit in commits if published else ():  # nobody has to wait for this
+                self._on_stored(commit)
             if not published and self._publisher.is_full:
                 self._out_of_space()
 
@@ -378,7 +381,6 @@ class Storer:
             self._ledger.see_orphan(commit.name, commit.total_bytes)
             self._on_unpublished((commit,))
             return
-        self._on_stored(commit)
         self._stats.add("packs_stored")
         self._stats.add("chunks_stored", chunks)
         self._stats.add("bytes_stored", written.payload_bytes)

@@ -17,6 +17,9 @@ MIB = 1024 * KIB
 PIECE_BYTES = 4 * MIB
 """A checksum unit: pieces are cut at unit boundaries, a bigger one is a whole number of units."""
 PIECE_BYTES_MAX = 64 * MIB
+PACKS_AT_ONCE = 8
+"""A thread that writes mostly waits, so several write at once; a page cache keeps a core busy, and
+there more packs than cores only take longer together."""
 
 
 class FlushMethod(enum.Enum):
@@ -55,7 +58,7 @@ class Profile:
     piece_bytes: int = PIECE_BYTES
     pack_bytes_max: int = 128 * MIB
     read_depth_max: int = 128
-    packs_at_once: int = 8  # a batch is split for: each of them is written by one thread
+    packs_at_once: int = PACKS_AT_ONCE  # of a batch, each written by one thread; 0: one a core
     # habits
     unlink_needs_end: bool = False  # a journal is unlinked only after its owner's end record
     orphans_offline_only: bool = False  # never unlink what a frozen writer may still write to
@@ -69,8 +72,8 @@ class Profile:
                 raise ValueError(f"{name} {size} is not a multiple of 65536")
         if not 64 * MIB <= self.pack_bytes_max <= 256 * MIB:
             raise ValueError(f"pack_bytes_max {self.pack_bytes_max} is not within 64-256 MiB")
-        if not 1 <= self.packs_at_once <= 64:
-            raise ValueError(f"packs_at_once {self.packs_at_once} is not within 1-64")
+        if not 0 <= self.packs_at_once <= 64:
+            raise ValueError(f"packs_at_once {self.packs_at_once} is not within 0-64")
         if not 1 <= self.read_depth_max <= 1024:
             raise ValueError(f"read_depth_max {self.read_depth_max} is not within 1-1024")
 
@@ -78,6 +81,10 @@ class Profile:
     def read_bytes(self) -> int:
         """What one read asks for."""
         return min(self.piece_bytes, self.request_bytes_max)
+
+    def packs_for(self, cores: int) -> int:
+        """Into how many packs a batch is split that is large enough."""
+        return self.packs_at_once or min(PACKS_AT_ONCE, max(1, cores))
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; `from_dict` is its inverse."""
@@ -121,7 +128,7 @@ LOCAL = replace(
     name="local",
     piece_bytes=MIB,
     read_depth_max=8,
-    packs_at_once=4,
+    packs_at_once=0,
     flush=FlushMethod.NONE,
 )
 # A rename there shows other clients a mixture, and times are cached: neither is an ability.

@@ -55,7 +55,7 @@ def test_a_newer_profiles_unknown_keys_are_ignored() -> None:
         {"request_bytes_max": 1000},
         {"pack_bytes_max": 1 << 40},
         {"read_depth_max": 0},
-        {"packs_at_once": 0},
+        {"packs_at_once": -1},
         {"rename": 1},
         {"flush": "sometimes"},
     ],
@@ -63,6 +63,11 @@ def test_a_newer_profiles_unknown_keys_are_ignored() -> None:
 def test_a_profile_out_of_bounds_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         Profile.from_dict(values)
+
+
+def test_a_page_cache_gets_a_pack_for_each_core_and_a_mount_eight() -> None:
+    assert [NAMED["local"].packs_for(cores) for cores in (0, 1, 2, 64)] == [1, 1, 2, 8]
+    assert [NAMED["posix"].packs_for(cores) for cores in (1, 64)] == [8, 8]
 
 
 def test_probing_finds_what_works_and_leaves_nothing_behind(tmp_path: Path) -> None:
