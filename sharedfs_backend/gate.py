@@ -5,8 +5,9 @@ whoever ends the task (done, late, cancelled, closed) shuts the gate first and w
 inside. From then on nobody gets in, however late a hung call wakes up. Single parts (one chunk of
 a load) can be shut alone.
 
-Compiled code, which cannot ask, sees `stop_word` become 1 when the gate shuts: somebody who waited
-in vain for those inside may have given the memory back.
+Compiled code enters by `doors`, one for each part, which shut with the gate. Where it only reads
+memory and may be stuck, it sees `stop_word` become 1: somebody who waited in vain for those inside
+may have given the memory back.
 
 It knows nothing of files or chunks. Thread-safe. Held inside: memory copies, or for a store the
 write that reads the buffers; never anything that itself waits for the gate.
@@ -15,16 +16,21 @@ write that reads the buffers; never anything that itself waits for the gate.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sharedfs_backend.native import Doors
 from sharedfs_backend.runtime import Waiter
 
 WHOLE = -1
 """The part meant by who touches everything."""
+
+LOOK_SECONDS = 0.00005
+"""Between two looks at who is inside by a door: it takes a copy's time to leave."""
 
 
 class Pass:
@@ -64,12 +70,18 @@ class Gate:
         "_shut_parts",
         "_waiter",
         "_waiting",
+        "doors",
         "stop_word",
     )
 
     def __init__(
-        self, waiter: Callable[[], Waiter] = threading.Event, *, enforced: bool = True
+        self,
+        waiter: Callable[[], Waiter] = threading.Event,
+        *,
+        enforced: bool = True,
+        doors: Doors | None = None,
     ) -> None:
+        self.doors = doors if enforced else None
         self._enforced = enforced
         self._lock = threading.Lock()
         self._waiter = waiter
@@ -97,21 +109,37 @@ class Gate:
             self._shut = True
             self.stop_word[0] = self._enforced
             waiter = self._wait_for(WHOLE)
-        return waiter is None or waiter.wait(timeout_seconds)
+            free = self.doors is None or self.doors.shut()
+        free = free or self._wait_at_doors(WHOLE, timeout_seconds)
+        return free and (waiter is None or waiter.wait(timeout_seconds))
 
     def try_shut(self) -> bool:
         """Nobody gets in any more; whether nobody is inside now. Waits for nothing."""
         with self._lock:
             self._shut = True
             self.stop_word[0] = self._enforced
-            return not (self._enforced and self._is_inside(WHOLE))
+            free = self.doors is None or self.doors.shut()
+            return free and not (self._enforced and self._is_inside(WHOLE))
 
     def shut_part(self, part: int, timeout_seconds: float | None = None) -> bool:
         """The same for one part. Those who entered for the whole are not waited for."""
         with self._lock:
             self._shut_parts.add(part)
             waiter = self._wait_for(part)
-        return waiter is None or waiter.wait(timeout_seconds)
+            free = self.doors is None or self.doors.shut_part(part)
+        free = free or self._wait_at_doors(part, timeout_seconds)
+        return free and (waiter is None or waiter.wait(timeout_seconds))
+
+    def _wait_at_doors(self, part: int, timeout_seconds: float | None) -> bool:
+        """They are shut: until nobody is inside. Compiled code tells nobody, so this looks."""
+        assert self.doors is not None
+        left = timeout_seconds
+        while not self.doors.is_free(None if part == WHOLE else part):
+            if left is not None and left <= 0:
+                return False
+            time.sleep(LOOK_SECONDS)
+            left = None if left is None else left - LOOK_SECONDS
+        return True
 
     def _wait_for(self, part: int) -> Waiter | None:
         if not (self._enforced and self._is_inside(part)):

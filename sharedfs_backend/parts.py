@@ -139,6 +139,7 @@ class Parts:
             depth=ReadDepth(cores, min(profile.read_depth_max, settings.read_threads_max)),
             fill=self._fill(),
             loops=self._loops,
+            load=None if self._local is None else self.watched.watched_load(self._local.load),
             rules=rules,
         )
         self.finder = Finder(context, self.ledger, lambda: self.healthy, self._missed)

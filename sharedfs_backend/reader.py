@@ -25,13 +25,20 @@ import numpy as np
 from sharedfs_backend.buffers import BufferPool, PrivateBuffer
 from sharedfs_backend.depth import ReadDepth
 from sharedfs_backend.fdcache import FdCache, Lease
-from sharedfs_backend.files import FailureKind, FileFailure, Files, Handle
+from sharedfs_backend.files import CheckedLoad, FailureKind, FileFailure, Files, Handle
 from sharedfs_backend.layout.seal import UNIT_BYTES, Seal
 from sharedfs_backend.misses import Miss, MissKind, kind_of_open_failure, kind_of_read_failure
 from sharedfs_backend.native import Loops
 from sharedfs_backend.readplan import ChunkRead, Piece, plan_reads
 from sharedfs_backend.readqueue import PIECES_MAX, ReadQueue
-from sharedfs_backend.readstep import Fill, copy_verified, parts_of, read_in_place, verifiers
+from sharedfs_backend.readstep import (
+    Fill,
+    copy_verified,
+    load_checked,
+    parts_of,
+    read_in_place,
+    verifiers,
+)
 from sharedfs_backend.readtask import Destination, ReadTask
 from sharedfs_backend.rules import Rules
 from sharedfs_backend.runtime import Lane, LaneFull, Runtime
@@ -64,11 +71,12 @@ class PackReader:
         depth: ReadDepth,
         fill: Fill | None = None,
         loops: Loops | None = None,
+        load: CheckedLoad | None = None,
         pieces_max: int = PIECES_MAX,
         rules: Rules | None = None,
     ) -> None:
         """`fill`: reads in place, where the mount can tell what it has in memory. `loops`: used
-        for verifying and copying as far as the seal allows."""
+        for verifying and copying as far as the seal allows; with `load` for the reads too."""
         self._files = files
         self._runtime = runtime
         self._seal = seal
@@ -76,6 +84,9 @@ class PackReader:
         self._buffers = buffers
         self._fill = fill
         self._verifier = verifiers(seal, loops)
+        usable = loops is not None and not seal.keyed
+        self._load_checked = load if usable else None
+        self._doors = loops.doors if loops is not None and self._load_checked is not None else None
         self._gated = (rules or Rules()).gate_copies
         self._depth = depth
         self._queue = ReadQueue(depth, buffers.buffers_max, pieces_max)
@@ -110,6 +121,7 @@ class PackReader:
             on_done=on_done,
             waiter=self._runtime.waiter,
             gated=self._gated,
+            doors=None if self._doors is None else self._doors(len(reads)),
         )
         self._count("loads")
         if task.prepare():
@@ -231,6 +243,13 @@ class PackReader:
             if is_last is not None:
                 self._note_read(piece, 0.0, now() - began, in_place=True)
                 return is_last
+        if self._load_checked is not None and task.gate.doors is not None:
+            found = load_checked(task, task.gate.doors, piece, handle, self._load_checked, buffer)
+            if found is None:
+                return self._fail_short(task, piece, f"fewer than {piece.length} bytes")
+            loaded, is_last = found
+            self._note_read(piece, loaded.read_seconds, loaded.busy_seconds)
+            return is_last
         read_seconds = busy_seconds = 0.0
         is_last = False
         at = 0
@@ -242,9 +261,7 @@ class PackReader:
             came = now()
             if got != length:
                 detail = f"wanted {length} bytes at {piece.offset + start}, found {got}"
-                # An NFS handle never sees more than when it was opened: the next try has a new one.
-                self._fds.forget(piece.pack)
-                return task.fail(piece, Miss(MissKind.SHORT, detail))
+                return self._fail_short(task, piece, detail)
             parts = parts_of(piece.spans, at, start, start + length)
             at += sum(part.ends for part in parts)
             is_last |= copy_verified(task, parts, buffer, verifier)
@@ -252,6 +269,11 @@ class PackReader:
             busy_seconds += now() - came
         self._note_read(piece, read_seconds, busy_seconds)
         return is_last
+
+    def _fail_short(self, task: ReadTask, piece: Piece, detail: str) -> bool:
+        # An NFS handle never sees more than when it was opened: the next try has a new one.
+        self._fds.forget(piece.pack)
+        return task.fail(piece, Miss(MissKind.SHORT, detail))
 
     def _note_read(
         self, piece: Piece, read_seconds: float, busy_seconds: float, *, in_place: bool = False

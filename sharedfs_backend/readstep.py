@@ -21,9 +21,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharedfs_backend.buffers import PrivateBuffer, address_of
-from sharedfs_backend.files import CachedRead, Handle, HashedRead
+from sharedfs_backend.files import CachedRead, CheckedLoad, Handle, HashedRead
 from sharedfs_backend.layout.seal import UNIT_BYTES, Hasher, Seal
-from sharedfs_backend.native import HASHED, SKIPPED, UNIT_ENDS, Extent, Loops, NativeHasher
+from sharedfs_backend.native import (
+    HASHED,
+    SKIPPED,
+    UNIT_ENDS,
+    Doors,
+    Extent,
+    Loaded,
+    Loops,
+    NativeHasher,
+    Part,
+)
 from sharedfs_backend.readplan import Piece, Span
 from sharedfs_backend.readtask import ReadTask
 
@@ -31,7 +41,7 @@ SLICE_BYTES = 1024 * 1024
 """Hashed and then copied while in a core's own cache: half of an L2 of 2 MiB."""
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """Bytes [low, high) of a step, which belong to `span` and go to `to` in its chunk."""
 
     span: Span
@@ -42,9 +52,9 @@ class Part(NamedTuple):
     ends: bool
 
 
-def parts_of(spans: Sequence[Span], first: int, start: int, end: int) -> list[Part]:
+def parts_of(spans: Sequence[Span], first: int, start: int, end: int) -> list[StepPart]:
     """What the step [start, end) of a piece holds of its spans, from number `first` on."""
-    found: list[Part] = []
+    found: list[StepPart] = []
     for number in range(first, len(spans)):
         span = spans[number]
         span_end = span.piece_offset + span.length
@@ -54,12 +64,14 @@ def parts_of(spans: Sequence[Span], first: int, start: int, end: int) -> list[Pa
         high = min(end, span_end)
         to = span.unit * UNIT_BYTES + low - span.piece_offset
         found.append(
-            Part(span, low - start, high - start, to, low == span.piece_offset, high == span_end)
+            StepPart(
+                span, low - start, high - start, to, low == span.piece_offset, high == span_end
+            )
         )
     return found
 
 
-Move = tuple[Part, NDArray[np.uint8]]
+Move = tuple[StepPart, NDArray[np.uint8]]
 """A part, and the memory of its chunk."""
 
 
@@ -80,7 +92,7 @@ class PythonVerifier:
         self._seal = seal
         self._hasher: Hasher = seal.hasher()
 
-    def begin(self, part: Part) -> Hasher:
+    def begin(self, part: StepPart) -> Hasher:
         """What to feed the bytes of `part` to."""
         if part.begins:
             self._hasher = self._seal.hasher()
@@ -141,7 +153,7 @@ def verifiers(seal: Seal, loops: Loops | None) -> Callable[[], Verifier]:
 
 
 def copy_verified(
-    task: ReadTask, parts: Sequence[Part], buffer: PrivateBuffer, verifier: Verifier
+    task: ReadTask, parts: Sequence[StepPart], buffer: PrivateBuffer, verifier: Verifier
 ) -> bool:
     """Hash what a private buffer holds of these parts and copy it. True if that decided the last
     chunk of the task."""
@@ -166,6 +178,39 @@ def copy_verified(
     for span, digest in zip(ended, digests, strict=True):
         is_last |= task.unit_verified(span, digest)
     return is_last
+
+
+def load_checked(
+    task: ReadTask,
+    doors: Doors,
+    piece: Piece,
+    handle: Handle,
+    load: CheckedLoad,
+    buffer: PrivateBuffer,
+) -> tuple[Loaded, bool] | None:
+    """The same and the reads before it, a whole piece in one compiled call: what came, and whether
+    that decided the last chunk. None if less came than asked."""
+    parts: list[Part] = []
+    spans: list[Span | None] = []
+    end = 0
+    for span in piece.spans:
+        if span.piece_offset > end:
+            parts.append((0, span.piece_offset - end, 0))
+            spans.append(None)
+        destination = task.destination(span.chunk)
+        to = 0 if destination is None else address_of(destination) + span.unit * UNIT_BYTES
+        parts.append((to, span.length, doors.address(span.chunk)))
+        spans.append(span)
+        end = span.piece_offset + span.length
+    stop, step = address_of(task.gate.stop_word), buffer.view.nbytes
+    loaded = load(handle, piece.offset, buffer.address, step, parts, stop)
+    if loaded is None:
+        return None
+    is_last = False
+    for brought, digest in zip(spans, loaded.digests, strict=True):
+        if brought is not None and digest is not None:
+            is_last |= task.unit_verified(brought, digest)
+    return loaded, is_last
 
 
 Fill = Callable[[Handle, Piece, Mapping[int, NDArray[np.uint8]], PrivateBuffer], list[bytes] | None]
@@ -253,7 +298,7 @@ def native_fill(read_hashed: HashedRead) -> Fill:
 
 
 def _with_gaps(
-    parts: Sequence[Part], views: list[memoryview], spare: memoryview, length: int
+    parts: Sequence[StepPart], views: list[memoryview], spare: memoryview, length: int
 ) -> list[memoryview]:
     """Where all bytes of a step go: padding between chunks goes nowhere."""
     if sum(view.nbytes for view in views) == length:

@@ -23,6 +23,7 @@ from sharedfs_backend.gate import Gate
 from sharedfs_backend.layout.names import PackName
 from sharedfs_backend.layout.seal import Seal
 from sharedfs_backend.misses import Miss, MissKind
+from sharedfs_backend.native import Doors
 from sharedfs_backend.readplan import ChunkRead, Piece, Span, units_of
 from sharedfs_backend.runtime import Waiter
 
@@ -60,10 +61,12 @@ class ReadTask:
         on_done: Callable[[ReadTask], None] | None,
         waiter: Callable[[], Waiter],
         gated: bool = True,
+        doors: Doors | None = None,
     ) -> None:
+        """`doors`: one for each of `reads`, for compiled code."""
         self.reads = reads
         self.deadline = deadline
-        self.gate = Gate(waiter, enforced=gated)
+        self.gate = Gate(waiter, enforced=gated, doors=doors)
         self._gated = gated
         self.queue = PieceQueue()
         self._reader = reader
@@ -120,7 +123,7 @@ class ReadTask:
         return not self._ending and any(not self._is_decided[span.chunk] for span in piece.spans)
 
     def destination(self, chunk: int) -> Destination:
-        """Only inside the gate: afterwards the memory is the caller's alone."""
+        """Touched only inside the gate: afterwards the memory is the caller's alone."""
         return self._destinations[chunk]
 
     def unit_verified(self, span: Span, digest: bytes) -> bool:

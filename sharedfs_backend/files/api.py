@@ -21,7 +21,7 @@ from sharedfs_backend.files.failure import FailureKind, FileFailure
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from sharedfs_backend.native import Extent, NativeHasher
+    from sharedfs_backend.native import Extent, Loaded, NativeHasher, Part
 else:
     Buffer = object
 
@@ -74,6 +74,11 @@ HashedRead = Callable[[Handle, int, "Sequence[Extent]"], "list[bytes] | None"]
 HashedWrite = Callable[[Handle, int, "Sequence[Extent]", "NativeHasher"], "list[bytes] | None"]
 """`LocalFiles.write_hashed`: the extents written at an offset, in steps; the digest of each unit
 that ends in them, None if the hasher's stops ended it."""
+
+
+CheckedLoad = Callable[[Handle, int, int, int, "Sequence[Part]", int], "Loaded | None"]
+"""`LocalFiles.load`: (handle, offset, a private buffer's address, bytes of a step, parts, address
+of a stop word)."""
 
 
 class Files(Protocol):

@@ -21,7 +21,15 @@ from sharedfs_backend.files.api import WRITE_PARTS_MAX, Buffer, Handle, checked_
 from sharedfs_backend.files.failure import translate
 from sharedfs_backend.files.plain import pread_into, pwrite_from
 from sharedfs_backend.files.profile import UNPROBED, CachedReads, Profile
-from sharedfs_backend.native import MEMORY_STEP_BYTES, Extent, Loops, NativeHasher, loops
+from sharedfs_backend.native import (
+    MEMORY_STEP_BYTES,
+    Extent,
+    Loaded,
+    Loops,
+    NativeHasher,
+    Part,
+    loops,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,6 +116,25 @@ class LocalFiles:
             return _loops().read(fd, offset, extents, MEMORY_STEP_BYTES, flags)
         except OSError:
             return None
+
+    def load(
+        self,
+        handle: Handle,
+        offset: int,
+        buffer: int,
+        step_bytes: int,
+        parts: Sequence[Part],
+        stop: int,
+    ) -> Loaded | None:
+        """`read` into a private buffer, and from there to where the parts say, in the compiled
+        loops (`Loops.load`); None if less came than asked. Only where there are loops."""
+        try:
+            fd = cast(LocalHandle, handle).fd
+            return _loops().load(fd, offset, buffer, step_bytes, parts, stop)
+        except OSError as error:
+            if error.errno == errno.ENODATA:
+                return None
+            raise translate(error, "read", handle.path) from error
 
     def write_hashed(
         self, handle: Handle, offset: int, extents: Sequence[Extent], hasher: NativeHasher

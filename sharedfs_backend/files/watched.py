@@ -21,6 +21,7 @@ from typing import ParamSpec, Protocol, TypeVar
 from sharedfs_backend.files.api import (
     Buffer,
     CachedRead,
+    CheckedLoad,
     Files,
     Handle,
     HashedRead,
@@ -29,7 +30,7 @@ from sharedfs_backend.files.api import (
 )
 from sharedfs_backend.files.failure import FailureKind, FileFailure
 from sharedfs_backend.files.health import Health, State
-from sharedfs_backend.native import Extent, NativeHasher, steps
+from sharedfs_backend.native import Extent, Loaded, NativeHasher, Part, steps
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -166,6 +167,20 @@ class WatchedFiles:
             return result
 
         return write
+
+    def watched_load(self, load: CheckedLoad) -> CheckedLoad:
+        """`load` of the inner layer, watched like a read, counted as the reads it consists of."""
+
+        def watched(
+            handle: Handle, offset: int, buffer: int, step: int, parts: Sequence[Part], stop: int
+        ) -> Loaded | None:
+            more = -(-sum(length for _, length, _ in parts) // step) - 1
+            if more > 0:
+                with self._lock:
+                    self._count("read", handle.path, more)
+            return self._call("read", handle.path, load, handle, offset, buffer, step, parts, stop)
+
+        return watched
 
     def write(self, handle: Handle, offset: int, parts: Sequence[Buffer]) -> None:
         if (more := write_operations(len(parts)) - 1) > 0:

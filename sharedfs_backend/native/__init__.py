@@ -19,7 +19,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import xxhash
 
@@ -37,7 +37,7 @@ COPY_BYTES = 32 * 1024
 
 DIGEST_BYTES = 16
 
-ABI = "sf_abi_3"
+ABI = "sf_abi_4"
 """A symbol that older builds lack."""
 
 Extent = tuple[int, int, int]
@@ -50,6 +50,27 @@ class _Extent(ctypes.Structure):
         ("length", ctypes.c_int64),
         ("mark", ctypes.c_int64),
     ]
+
+
+class _Part(ctypes.Structure):
+    _fields_ = [
+        ("to", ctypes.c_void_p),
+        ("length", ctypes.c_int64),
+        ("door", ctypes.c_void_p),
+    ]
+
+
+Part = tuple[int, int, int]
+"""(address or 0 for padding, length in bytes, address of its door). A whole unit, or padding."""
+
+
+class Loaded(NamedTuple):
+    """What a `Loops.load` brought. `digests[i]` is None where part i was not moved: padding, or its
+    door was shut."""
+
+    digests: list[bytes | None]
+    read_seconds: float
+    busy_seconds: float
 
 
 class Loops:
@@ -91,6 +112,22 @@ class Loops:
             pointer,
         )
         self._copy.argtypes = (pointer, pointer, number, number, pointer, pointer)
+        self._load = library.sf_load
+        self._load.restype = ctypes.c_int64
+        self._load.argtypes = (
+            ctypes.c_int,
+            number,
+            pointer,
+            number,
+            pointer,
+            number,
+            pointer,
+            pointer,
+            pointer,
+            pointer,
+        )
+        library.sf_shut.restype = ctypes.c_int64
+        library.sf_shut.argtypes = (pointer, number)
 
     def read(
         self, fd: int, offset: int, extents: Sequence[Extent], step_bytes: int, flags: int
@@ -140,6 +177,58 @@ class Loops:
         if self._copy(source, table, len(extents), COPY_BYTES, state, digests):
             raise MemoryError("no memory for a hash state")
         return _split(digests, units)
+
+    def load(
+        self, fd: int, offset: int, buffer: int, step_bytes: int, parts: Sequence[Part], stop: int
+    ) -> Loaded:
+        """Read what lies at `offset` into a private buffer (its address), `step_bytes` at a time,
+        hash each step and copy it to where the parts say, each inside its door; no more of it
+        once the byte at the address `stop` is not 0. Raises OSError, ENODATA where less came than
+        asked."""
+        count = len(parts)
+        table = (_Part * count)(*cast("Sequence[Any]", parts))
+        moved, digests = (ctypes.c_char * count)(), (ctypes.c_char * (DIGEST_BYTES * count))()
+        spent = (ctypes.c_int64 * 2)()
+        result = self._load(
+            fd, offset, buffer, step_bytes, table, count, stop, moved, digests, spent
+        )
+        if result and result != -errno.ECANCELED:
+            code = errno.ENODATA if result > 0 else -result
+            raise OSError(code, os.strerror(code))
+        found = zip(_split(digests, count), moved.raw, strict=True)
+        whole = [one if is_moved and not result else None for one, is_moved in found]
+        return Loaded(whole, spent[0] / 1e9, spent[1] / 1e9)
+
+    def doors(self, count: int) -> Doors:
+        """For memory in `count` parts."""
+        return Doors(self._library, count)
+
+
+class Doors:
+    """What compiled code passes before it touches memory that somebody lent us (I7): a word for
+    each part. Whoever shuts one waits until nobody is inside; then nobody gets in any more."""
+
+    __slots__ = ("_begin", "_shut", "_words")
+
+    def __init__(self, library: ctypes.CDLL, count: int) -> None:
+        self._words = (ctypes.c_int32 * count)()
+        self._begin = ctypes.addressof(self._words)
+        self._shut = library.sf_shut
+
+    def address(self, part: int) -> int:
+        """Of one part's word; valid as long as somebody holds this."""
+        return self._begin + 4 * part
+
+    def shut(self) -> bool:
+        """All of them. Whether nobody is inside."""
+        return not self._shut(self._begin, len(self._words))
+
+    def shut_part(self, part: int) -> bool:
+        return not self._shut(self.address(part), 1)
+
+    def is_free(self, part: int | None = None) -> bool:
+        """Nobody is inside now."""
+        return max(self._words if part is None else (self._words[part],), default=0) <= 1
 
 
 class NativeHasher:

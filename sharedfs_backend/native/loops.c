@@ -12,6 +12,8 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -47,7 +49,7 @@ void sf_use(void *(*create)(void), int (*release)(void *), int (*reset)(void *),
 }
 
 /* Another name with every change of a signature or a struct: an older build is then not used. */
-void sf_abi_3(void)
+void sf_abi_4(void)
 {
 }
 
@@ -262,4 +264,95 @@ int sf_copy(const char *from, const struct extent *extents, int64_t count, int64
     if (own != NULL)
         sf_delete(own);
     return 0;
+}
+
+/* Where a load's bytes go: `length` of them to `to`, a whole unit, or padding if that is NULL. `door`
+ * is the door of the memory's owner. */
+struct part {
+    char *to;
+    int64_t length;
+    int32_t *door;
+};
+
+/* A door: bit 0 says that it is shut, the rest counts those inside, two each. Whoever shuts it waits
+ * until nobody is inside; from then on nobody gets in (I7). */
+static int enter(int32_t *door)
+{
+    if ((__atomic_fetch_add(door, 2, __ATOMIC_SEQ_CST) & 1) == 0)
+        return 1;
+    __atomic_fetch_sub(door, 2, __ATOMIC_SEQ_CST);
+    return 0;
+}
+
+/* Shut `count` doors; how many are inside. */
+int64_t sf_shut(int32_t *doors, int64_t count)
+{
+    int64_t inside = 0;
+    for (int64_t number = 0; number < count; number++)
+        inside += __atomic_fetch_or(&doors[number], 1, __ATOMIC_SEQ_CST) >> 1;
+    return inside;
+}
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Read into `buffer`, `step` bytes at a time, from `offset` on; hash what came and copy it to where the
+ * parts say, each inside its door. `moved` says which parts are there whole, `digests` what each adds up
+ * to, `spent` the nanoseconds of reading and of the rest. 0, or 1 if a read brought less than asked,
+ * -ECANCELED once `stop` is not 0, or -errno. */
+int64_t sf_load(int fd, int64_t offset, char *buffer, int64_t step, const struct part *parts,
+                int64_t count, const volatile unsigned char *stop, unsigned char *moved,
+                unsigned char *digests, int64_t *spent)
+{
+    enum { BLOCK_BYTES = 32 * 1024 };
+    void *state = sf_new();
+    if (state == NULL)
+        return -ENOMEM;
+    int64_t result = 0, total = 0, number = 0, done = 0;
+    for (int64_t at = 0; at < count; at++) {
+        total += parts[at].length;
+        moved[at] = parts[at].to != NULL;
+    }
+    for (int64_t at = 0; result == 0 && at < total;) {
+        int64_t wanted = total - at < step ? total - at : step, began = now_ns();
+        ssize_t got;
+        do
+            got = pread(fd, buffer, (size_t)wanted, offset + at);
+        while (got < 0 && errno == EINTR);
+        if (got != wanted)
+            result = got < 0 ? -errno : 1;
+        else if (*stop)
+            result = -ECANCELED;
+        int64_t came = now_ns();
+        for (int64_t from = 0; result == 0 && from < wanted;) {
+            const struct part *one = &parts[number];
+            int64_t length = one->length - done < wanted - from ? one->length - done : wanted - from;
+            if (moved[number] && enter(one->door)) {
+                for (int64_t block = 0; block < length; block += BLOCK_BYTES) {
+                    int64_t bytes = length - block < BLOCK_BYTES ? length - block : BLOCK_BYTES;
+                    update_state(state, buffer + from + block, (size_t)bytes);
+                    copy_past_caches(one->to + done + block, buffer + from + block, bytes);
+                }
+                __atomic_fetch_sub(one->door, 2, __ATOMIC_SEQ_CST);
+            } else {
+                moved[number] = 0;
+            }
+            from += length;
+            done += length;
+            if (done == one->length) {
+                digests = end_unit(state, digests);
+                number++;
+                done = 0;
+            }
+        }
+        at += wanted;
+        spent[0] += came - began;
+        spent[1] += now_ns() - came;
+    }
+    sf_delete(state);
+    return result;
 }

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 
+import pytest
+
 from sharedfs_backend.gate import Gate
+from tests.datapath.support import compiled
 
 
 def test_an_open_gate_lets_in() -> None:
@@ -84,3 +88,27 @@ def test_a_gate_that_is_not_enforced_keeps_nobody_out() -> None:
         assert gate.shut(timeout_seconds=0)
     with gate.enter() as is_open:
         assert is_open
+
+
+@pytest.mark.parametrize("how", ["whole", "part"])
+def test_shutting_waits_for_compiled_code_inside(how: str) -> None:
+    gate = Gate(doors=compiled().doors(2))
+    assert gate.doors is not None
+    inside = ctypes.c_int32.from_address(gate.doors.address(1))
+    inside.value += 2
+    assert gate.shut_part(0, 0.0)
+
+    def shut(timeout_seconds: float | None) -> bool:
+        return gate.shut(timeout_seconds) if how == "whole" else gate.shut_part(1, timeout_seconds)
+
+    assert not shut(0.001) and inside.value == 3
+    assert how == "part" or not gate.try_shut()
+    leaving = threading.Timer(0.05, lambda: setattr(inside, "value", 1))
+    leaving.start()
+    assert shut(None) and inside.value == 1
+    leaving.join()
+    assert gate.try_shut()
+
+
+def test_a_gate_that_is_not_enforced_has_no_doors() -> None:
+    assert Gate(enforced=False, doors=compiled().doors(1)).doors is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import os
@@ -14,7 +15,16 @@ import xxhash
 
 from sharedfs_backend import native
 from sharedfs_backend.buffers import address_of
-from sharedfs_backend.native import HASHED, SKIPPED, UNIT_ENDS, Extent, Loops, steps
+from sharedfs_backend.native import (
+    HASHED,
+    SKIPPED,
+    UNIT_ENDS,
+    Extent,
+    Loaded,
+    Loops,
+    Part,
+    steps,
+)
 from tests.datapath.support import compiled
 
 STEP_BYTES = 64 * 1024
@@ -205,3 +215,91 @@ def test_whole_units_are_copied_without_a_hasher(loops: Loops) -> None:
         xxhash.xxh3_128_digest(part.tobytes()) for part in np.split(source, [200_000])
     ]
     assert (target == source).all()
+
+
+class LoadedPieces(Pieces):
+    """Pieces as a load takes them: each a whole unit, or padding; one door each."""
+
+    def __init__(self, seed: int, count: int, loops: Loops) -> None:
+        super().__init__(seed, count)
+        self.padding = [mark == SKIPPED for mark in self.marks]
+        self.doors = loops.doors(count)
+        self.stop = np.zeros(1, np.uint8)
+
+    @property
+    def load_parts(self) -> list[Part]:
+        begin = address_of(self.memory)
+        return [
+            (0 if is_padding else begin + at, length, self.doors.address(number))
+            for number, (at, length, is_padding) in enumerate(
+                zip(self.at, self.lengths, self.padding, strict=True)
+            )
+        ]
+
+    def load(self, loops: Loops, path: Path, step_bytes: int = STEP_BYTES) -> Loaded:
+        buffer = np.zeros(step_bytes + 64, np.uint8)
+        path.write_bytes(b"?" * 13 + self.content)
+        with path.open("rb") as file:
+            where, stop = address_of(buffer), address_of(self.stop)
+            found = loops.load(file.fileno(), 13, where, step_bytes, self.load_parts, stop)
+        assert not buffer[step_bytes:].any()
+        return found
+
+    def expected(self, shut: set[int]) -> list[bytes | None]:
+        parts = self.parts(self.content)
+        return [
+            None if self.padding[number] or number in shut else xxhash.xxh3_128_digest(part)
+            for number, part in enumerate(parts)
+        ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("count", [1, 7, 40])
+@pytest.mark.parametrize("step_bytes", [1000, STEP_BYTES])
+def test_loading_moves_what_no_door_keeps_out(
+    loops: Loops, tmp_path: Path, seed: int, count: int, step_bytes: int
+) -> None:
+    pieces = LoadedPieces(seed, count, loops)
+    shut = set(random.Random(seed).sample(range(count), count // 3))
+    assert all(pieces.doors.shut_part(number) for number in shut)
+    loaded = pieces.load(loops, tmp_path / "file", step_bytes)
+    assert loaded.digests == pieces.expected(shut)
+    wanted = [
+        bytes(length) if digest is None else part
+        for length, digest, part in zip(
+            pieces.lengths, loaded.digests, pieces.parts(pieces.content), strict=True
+        )
+    ]
+    assert pieces.found == wanted
+    assert int(pieces.memory.astype(np.int64).sum()) == sum(map(sum, wanted))  # nothing beside
+    assert loaded.read_seconds > 0 and loaded.busy_seconds > 0
+    assert pieces.doors.is_free()
+
+
+def test_a_stopped_load_touches_nothing(loops: Loops, tmp_path: Path) -> None:
+    pieces = LoadedPieces(1, 7, loops)
+    pieces.stop[0] = 1
+    assert pieces.load(loops, tmp_path / "file").digests == [None] * 7
+    assert not pieces.memory.any()
+
+
+def test_a_load_of_less_than_there_should_be_says_so(loops: Loops, tmp_path: Path) -> None:
+    pieces = LoadedPieces(1, 7, loops)
+    pieces.content = pieces.content[:-1]
+    with pytest.raises(OSError) as caught:
+        pieces.load(loops, tmp_path / "file")
+    assert caught.value.errno == errno.ENODATA
+    with pytest.raises(OSError) as caught:
+        loops.load(-1, 0, address_of(pieces.memory), 4096, pieces.load_parts, 0)
+    assert caught.value.errno == errno.EBADF
+
+
+def test_doors_tell_who_is_inside(loops: Loops) -> None:
+    doors = loops.doors(3)
+    inside = ctypes.c_int32.from_address(doors.address(1))
+    inside.value += 2
+    assert not doors.is_free() and not doors.is_free(1) and doors.is_free(0)
+    assert doors.shut_part(0) and not doors.shut_part(1) and not doors.shut()
+    assert inside.value == 3
+    inside.value -= 2
+    assert doors.is_free() and doors.shut()
