@@ -3,10 +3,11 @@
  *
  * File calls go through libc's dynamic symbols, never as system calls of their own, so a preloaded
  * client library sees them. XXH3 is the one that Python's xxhash brings: its functions are handed
- * in once by sf_use(). What this must not know: packs, tasks, gates. Every address is valid for the
- * duration of a call; the caller sees to that.
+ * in once by sf_use(). What this must not know: packs, tasks. Every address is valid for the duration
+ * of a call, or, where sf_load() fills memory, as long as its door is open; the caller sees to that.
  */
 #define _GNU_SOURCE
+#define _FILE_OFFSET_BITS 64 /* the names that Python calls too, and that preloaded clients hook */
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
