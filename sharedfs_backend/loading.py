@@ -14,7 +14,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sharedfs_backend.catalog_values import CHECKSUM_BYTES
 from sharedfs_backend.context import Context
@@ -35,8 +35,7 @@ SUSPEND_SECONDS = (1.0, 4.0, 15.0, 60.0)
 """Waits after the 1st, 2nd, ... failure of a pack."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LoadItem:
+class LoadItem(NamedTuple):
     """One wanted chunk: its key (16 bytes), where to put it, and the layout the caller expects.
 
     With `exact=False` the buffer may be larger than the chunk, which then fills its front: a

@@ -14,9 +14,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 from sharedfs_backend.gate import Gate
 from sharedfs_backend.layout import LayoutDescriptor
@@ -27,8 +27,7 @@ log = logging.getLogger("sharedfs_backend")
 CANCEL_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PutItem:
+class PutItem(NamedTuple):
     """One chunk to store. `buffer` is C-contiguous and stays valid until the task is done."""
 
     key: bytes
