@@ -35,7 +35,7 @@ from sharedfs_backend.native import (
     Part,
 )
 from sharedfs_backend.readplan import Piece, Span
-from sharedfs_backend.readtask import ReadTask
+from sharedfs_backend.readtask import Destination, ReadTask
 
 SLICE_BYTES = 1024 * 1024
 """Hashed and then copied while in a core's own cache: half of an L2 of 2 MiB."""
@@ -160,7 +160,7 @@ def copy_verified(
     if len(parts) == 1:  # without what many need
         part = parts[0]
         with task.gate.enter(part.span.chunk) as is_open:
-            destination = task.destination(part.span.chunk) if is_open else None
+            destination = task.destination(part.span) if is_open else None
             if destination is None:
                 return False
             digests = verifier.move([(part, destination)], buffer)
@@ -169,7 +169,7 @@ def copy_verified(
     with ExitStack() as gates:
         for part in parts:
             is_open = gates.enter_context(task.gate.enter(part.span.chunk))
-            destination = task.destination(part.span.chunk) if is_open else None
+            destination = task.destination(part.span) if is_open else None
             if destination is not None:
                 moves.append((part, destination))
         digests = verifier.move(moves, buffer)
@@ -197,8 +197,7 @@ def load_checked(
         if span.piece_offset > end:
             parts.append((0, span.piece_offset - end, 0))
             spans.append(None)
-        destination = task.destination(span.chunk)
-        to = 0 if destination is None else address_of(destination) + span.unit * UNIT_BYTES
+        to = _address_in(task.destination(span), span.unit * UNIT_BYTES)
         parts.append((to, span.length, doors.address(span.chunk)))
         spans.append(span)
         end = span.piece_offset + span.length
@@ -211,6 +210,11 @@ def load_checked(
         if brought is not None and digest is not None:
             is_last |= task.unit_verified(brought, digest)
     return loaded, is_last
+
+
+def _address_in(destination: Destination, offset: int) -> int:
+    """0 where there is none. Nobody here holds the memory afterwards: a read may hang for ever."""
+    return 0 if destination is None else address_of(destination) + offset
 
 
 Fill = Callable[[Handle, Piece, Mapping[int, NDArray[np.uint8]], PrivateBuffer], list[bytes] | None]
@@ -226,10 +230,8 @@ def read_in_place(
     with ExitStack() as gates:
         chunks: dict[int, NDArray[np.uint8]] = {}
         for span in piece.spans:
-            if span.chunk in chunks:
-                continue
-            is_open = gates.enter_context(task.gate.enter(span.chunk))
-            destination = task.destination(span.chunk) if is_open else None
+            is_open = span.chunk in chunks or gates.enter_context(task.gate.enter(span.chunk))
+            destination = task.destination(span) if is_open else None
             if destination is None:
                 return None
             chunks[span.chunk] = destination

@@ -122,9 +122,11 @@ class ReadTask:
         """Whether any chunk in `piece` is still undecided."""
         return not self._ending and any(not self._is_decided[span.chunk] for span in piece.spans)
 
-    def destination(self, chunk: int) -> Destination:
-        """Touched only inside the gate: afterwards the memory is the caller's alone."""
-        return self._destinations[chunk]
+    def destination(self, span: Span) -> Destination:
+        """Touched only inside the gate: afterwards the memory is the caller's alone. None for a
+        unit that is in: where its piece is read anew, what was verified stays as it is (I2)."""
+        is_in = self._digests[span.chunk][span.unit]
+        return None if is_in else self._destinations[span.chunk]
 
     def unit_verified(self, span: Span, digest: bytes) -> bool:
         """This unit's bytes are in place. True if that decided the last chunk."""

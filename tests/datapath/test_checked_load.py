@@ -153,6 +153,21 @@ def test_a_call_that_returns_after_the_end_touches_nothing(loads: Loads, how: st
     assert destinations == [bytearray(4 * MIB)] * 2
 
 
+def test_a_call_that_hangs_keeps_nobodys_memory(loads: Loads) -> None:
+    """I7: memory may be given back, not only left alone. A bytearray in use cannot grow."""
+    written = loads.world.store([content(n, MIB) for n in range(2)])
+    task, destinations = loads.submit(reads_of(written))
+
+    def end() -> None:
+        task.cancel()
+        for one in destinations:
+            one.append(1)
+
+    loads.before = end
+    loads.world.runtime.run()
+    assert [len(one) for one in destinations] == [MIB + 1] * 2
+
+
 def test_one_chunk_is_cancelled_alone(loads: Loads) -> None:
     chunks = [content(n, 512 << 10) for n in range(4)]
     written = loads.world.store(chunks)

@@ -203,6 +203,26 @@ def test_a_stale_handle_is_renewed_once(world: World) -> None:
     assert world.ops == ["read", "close", "open", "read"]
 
 
+def test_what_was_verified_is_not_touched_when_its_piece_is_read_anew(tmp_path: Path) -> None:
+    """I2: the second time the file may say anything."""
+    world = World(str(tmp_path), piece_bytes=MIB)
+    chunks = [content(1, 5 * MIB), content(2, 3 * MIB // 2)]
+    pack = world.store(chunks)
+    reads = reads_of(pack)
+    world.faulty.fail("read", FailureKind.STALE, after=5, times=1)  # in the second piece
+
+    def damage() -> None:
+        if world.files.counts["read"] == 5:
+            with open(world.path(pack), "r+b") as file:
+                file.seek(reads[0].offset + 4 * MIB)
+                file.write(b"damage")
+
+    world.files.after_read = damage
+    task, destinations = load(world, reads)
+    assert kinds(task) == [None, None]
+    assert destinations == chunks
+
+
 def test_a_handle_that_is_stale_again_suspends(world: World) -> None:
     reads = reads_of(world.store([b"x" * 100]))
     world.faulty.fail("read", FailureKind.STALE)
