@@ -60,7 +60,7 @@ class Endpoints:
         colleagues: Colleagues,
         *,
         is_draining: Callable[[], bool],
-        refresh_models: Callable[[], Awaitable[None]],
+        refresh_models: Callable[[], Awaitable[bool]],
     ) -> None:
         self._members = members
         self._colleagues = colleagues
@@ -118,8 +118,13 @@ class Endpoints:
         return answers.as_json(whole)
 
     async def _models(self) -> Reply:
-        await self._refresh_models()
-        return answers.as_json({"object": "list", "data": self._members.merged_models()})
+        is_known = await self._refresh_models()
+        models = self._members.merged_models()
+        if not is_known and self._members.ready():
+            return answers.nobody("no replica says which models it serves; see /replicas")
+        if not is_known and not models:  # else those that drain
+            return answers.nobody("no replica can take the request now")
+        return answers.as_json({"object": "list", "data": models})
 
     async def _sight(self) -> dict[str, Any]:
         snapshots = await self._colleagues.snapshots()

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import http.client
 import logging
+import os
+import stat
 import threading
 import urllib.error
 import urllib.request
@@ -26,6 +28,9 @@ log = logging.getLogger(__name__)
 BYTES_MAX = 1 << 20
 URL_DEADLINE_SECONDS = 5.0
 STOP_SECONDS = 2.0
+OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+"""Opening a pipe in whose place a file was a moment ago must not wait for its writer."""
+KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket"}
 
 Listing = dict[str, Replica]
 
@@ -52,7 +57,8 @@ class FixedList:
 
 
 class ListFile:
-    """One URL a line; replaced or edited in place while the router runs."""
+    """One URL a line; replaced or edited in place while the router runs. Only an ordinary file can
+    be read again and again, and without waiting for whoever writes it."""
 
     can_change = True
 
@@ -60,8 +66,18 @@ class ListFile:
         self._path = path
 
     def read(self) -> Listing:
-        with self._path.open("rb") as file:
+        self._check(os.stat(self._path))  # before: to open a device may do something
+        with open(os.open(self._path, OPEN_FLAGS), "rb") as file:
+            self._check(os.fstat(file.fileno()))
             return _listing(file.read(BYTES_MAX + 1), str(self._path))
+
+    def _check(self, found: os.stat_result) -> None:
+        if not stat.S_ISREG(found.st_mode):
+            kind = KINDS.get(stat.S_IFMT(found.st_mode), "a device")
+            raise ReplicaError(
+                f"{self._path} is {kind}: give an ordinary file with one URL a line, or the"
+                " http:// address of such a text"
+            )
 
 
 class ListUrl:

@@ -15,6 +15,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from router.fetch import FetchError, fetch
 from router.fleet import Fleet
@@ -27,6 +28,10 @@ log = logging.getLogger(__name__)
 
 MODELS_SECONDS = 30.0
 MODELS_MAX = 4096
+MODELS_GRACE_SECONDS = 0.25
+"""Somebody waits for the list: from the first replica's answer until the slow are left out."""
+MODELS_WAIT_SECONDS = 1.0
+"""All together, once a replica has answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,8 @@ class Watch:
         self._key = replica_key
         self._on_silent = on_silent
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._refresh: asyncio.Task[None] | None = None
+        self._asking: dict[str, asyncio.Task[bool]] = {}
+        """Of each replica the question for its models that is under way."""
 
     def follow(self) -> None:
         """One task for each member there is now, none for any other."""
@@ -80,23 +86,45 @@ class Watch:
                 self._tasks[name] = asyncio.create_task(self._watch(name), name=f"watch {name}")
 
     async def stop(self) -> None:
-        tasks = list(self._tasks.values())
-        if self._refresh is not None:
-            tasks.append(self._refresh)
+        tasks: list[asyncio.Task[Any]] = [*self._tasks.values(), *self._asking.values()]
         self._tasks.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def refresh_models(self) -> None:
-        """Asks everybody that takes requests for its models, now. Who comes meanwhile waits for the
-        same answers: clients cannot make a replica be asked more than once at a time."""
-        if self._refresh is None or self._refresh.done():
-            self._refresh = asyncio.create_task(self._ask_for_models(), name="models")
-        await asyncio.shield(self._refresh)  # who leaves must not end it for the others
+    async def refresh_models(self) -> bool:
+        """Asks everybody that takes requests for its models, now; False: nobody said them. Of one
+        slower than the others what it said before stands; a late answer counts for the next time.
+        Clients cannot make a replica be asked more than once at a time: who comes meanwhile waits
+        for the same answer."""
+        pending = {self._asked_for_models(member.replica) for member in self._members.ready()}
+        began, is_known, seconds = self._now(), False, None
+        while pending and (seconds is None or seconds > 0):
+            # Whoever leaves ends only this wait, not the questions.
+            done, pending = await asyncio.wait(
+                pending, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                break
+            now = self._now()
+            if not is_known and any(not task.cancelled() and task.result() for task in done):
+                is_known = True
+                until = min(now + MODELS_GRACE_SECONDS, max(now, began + MODELS_WAIT_SECONDS))
+            if is_known:
+                seconds = until - now
+        return is_known
 
-    async def _ask_for_models(self) -> None:
-        await asyncio.gather(*(self._models(member.replica) for member in self._members.ready()))
+    def _asked_for_models(self, replica: Replica) -> asyncio.Task[bool]:
+        task = self._asking.get(replica.id)
+        if task is None or task.done():
+            task = asyncio.create_task(self._models(replica), name=f"models {replica.id}")
+            self._asking[replica.id] = task
+            task.add_done_callback(lambda done: self._no_longer_asks(replica.id, done))
+        return task
+
+    def _no_longer_asks(self, name: str, task: asyncio.Task[bool]) -> None:
+        if self._asking.get(name) is task:
+            del self._asking[name]
 
     async def _watch(self, name: str) -> None:
         now = self._now()
@@ -160,14 +188,16 @@ class Watch:
             self._now(),
         )
 
-    async def _models(self, replica: Replica) -> None:
+    async def _models(self, replica: Replica) -> bool:
+        """Whether it said them."""
         try:
             answer = json.loads(await self._get(replica, "/v1/models"))
             entries = answer["data"]
             models = tuple(entry for entry in entries if _is_model(entry))
         except (FetchError, ValueError, KeyError, TypeError, RecursionError):
-            return  # what it said before still stands
+            return False  # what it said before still stands
         self._members.serves(replica.id, models[:MODELS_MAX])
+        return True
 
     async def _get(self, replica: Replica, path: str) -> bytes:
         answer = await fetch(

@@ -68,6 +68,8 @@ class Script:
     cached_for: Callable[[dict[str, Any]], int | None] | None = None
     """In its place, from a request's fields."""
     models: tuple[str, ...] = ("m",)
+    models_hold: threading.Event | None = None
+    """The answer of /v1/models waits for it."""
     metrics: str = ""
     tokenize: Callable[[Any], list[int]] | None = None
 
@@ -127,6 +129,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/metrics":
             self._whole(200, script.metrics.encode(), "text/plain")
         elif self.path == "/v1/models":
+            if not self._waited(script.models_hold):
+                return
             models = [{"id": name, "object": "model"} for name in script.models]
             self._whole(200, json.dumps({"object": "list", "data": models}).encode())
         else:

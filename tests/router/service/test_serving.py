@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +26,51 @@ def test_models_of_all_replicas_are_merged() -> None:
         }
         assert set(models) == {"m", "lora"}
         assert set(models["m"]) == {one.id, two.id} and models["lora"] == [one.id]
+
+
+def _asks_for_so_long(running: Running, seconds: float) -> None:
+    """How long one replica's answer about its models may take."""
+    watch = running.app.watch
+    watch._rhythm = replace(watch._rhythm, health_deadline_seconds=seconds)
+
+
+def _have_said_models(running: Running) -> bool:
+    return all(member.models is not None for member in running.app.members)
+
+
+def test_a_replica_that_hangs_does_not_hold_up_the_list_of_models() -> None:
+    with replicas(2) as (one, two), router(one.url, two.url) as running:
+        until(lambda: running.on_loop(lambda: _have_said_models(running)))
+        _asks_for_so_long(running, 600.0)  # longer than any test waits
+        two.script.models_hold = threading.Event()
+        one.script.models, two.script.models = ("m", "lora"), ("m", "late")
+        for _ in range(2):
+            data = running.ask("/v1/models").json()["data"]
+            models = {entry["id"]: set(entry["replicas"]) for entry in data}
+            assert models == {"m": {one.id, two.id}, "lora": {one.id}}
+        two.script.models_hold.set()  # what it says at last is known from then on
+        until(lambda: "late" in running.ask("/v1/models").body.decode())
+
+
+def test_when_no_replica_says_its_models_the_answer_is_503() -> None:
+    with replicas(2) as pair, router(*(each.url for each in pair)) as running:
+        until(lambda: running.on_loop(lambda: _have_said_models(running)))
+        _asks_for_so_long(running, 0.1)
+        hold = threading.Event()
+        for each in pair:
+            each.script.models_hold = hold
+        answer = running.ask("/v1/models")
+        assert answer.status == 503 and answer.headers["retry-after"] == "1"
+        assert "which models" in answer.json()["error"]["message"]
+        hold.set()
+        assert running.ask("/v1/models").status == 200
+
+
+def test_models_of_a_replica_that_drains_are_still_listed() -> None:
+    with replicas(1) as (one,), router(one.url) as running:
+        until(lambda: running.on_loop(lambda: _have_said_models(running)))
+        assert running.on_loop(lambda: running.app.members.drain(one.id, True))
+        assert [entry["id"] for entry in running.ask("/v1/models").json()["data"]] == ["m"]
 
 
 def test_a_request_goes_to_a_replica_that_serves_its_model() -> None:
@@ -283,6 +330,33 @@ def test_a_taken_port_stops_the_start_and_says_so() -> None:
 def _is_ready(running: Running, names: set[str]) -> bool:
     ready = running.on_loop(running.app.members.ready)
     return {member.replica.id for member in ready} == names
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory"])
+def test_a_list_in_whose_place_there_is_no_file_stays_as_it_was(tmp_path: Path, kind: str) -> None:
+    """Opening a pipe would wait for its writer, for ever."""
+    path, other = tmp_path / "list", tmp_path / "other"
+    with replicas(2) as (one, two):
+        path.write_text(f"{one.url}\n")
+        with router(replica_file=str(path)) as running:
+            running.wait_ready(1)
+            if kind == "pipe":
+                os.mkfifo(other)
+                other.replace(path)
+            else:
+                path.unlink()
+                path.mkdir()
+            until(lambda: "\nsharedfs_router_list_errors_total 1" in _page(running))
+            assert running.chat().replica == one.id
+            if kind == "directory":
+                path.rmdir()
+            other.write_text(f"{two.url}\n")
+            other.replace(path)
+            until(lambda: list(_ids(running)) == [two.id])
+
+
+def _page(running: Running) -> str:
+    return running.ask("/metrics").body.decode()
 
 
 def test_what_ends_after_its_replica_left_leaves_no_series(tmp_path: Path) -> None:
