@@ -5,7 +5,8 @@
 Runs beside a replica until SIGTERM or SIGINT, then withdraws. The heartbeat is the replica's, not
 this helper's: it is renewed while the engine answers `/health`, so the file of a dead engine falls
 silent. What is not given on the command line is asked for: the model from `/v1/models`, chunk size
-and hash algorithm from LMCache's `/status`; identity and KV size are read from the model's files.
+and hash algorithm from LMCache's `/status`, again and again until it says them; identity and KV
+size are read from the model's files.
 
 Exit status: 0 withdrawn, 2 the namespace or an argument is wrong.
 """
@@ -16,12 +17,14 @@ import argparse
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,10 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 CHAIN_BYTES = {"blake3": 32, "sha256_cbor": 32, "sha256_cbor_64bit": 8, "builtin": 8}
 """Bytes of a chunk hash; the realm's hash family is named after them."""
 
+CHUNK_TOKENS_MAX = 1 << 20
+ALGORITHM = re.compile("[a-z0-9_]{1,32}")
+"""What a replica's file can say; anything else a server answers is not an answer."""
+
 Ask = Callable[[str], bytes | None]
 """GET: the body of a 200, or None."""
 
@@ -72,22 +79,50 @@ def replica_of(options: argparse.Namespace, seal: Seal, ask: Ask) -> AnnouncedRe
     model = options.model or _model(ask(options.url + "/v1/models"))
     if not model:
         return None
-    status = _object(ask(options.lmcache_url + "/status")) if options.lmcache_url else {}
-    algorithm = options.hash_algorithm or str(status.get("hash_algorithm", ""))
-    chunk = options.chunk_tokens or status.get("chunk_size", 0)
+    chunk, algorithm = _chunks(options, ask)
     return AnnouncedReplica(
         announcer="",
         url=options.url,
         lease_seconds=options.lease_seconds,
         model=model,
         realm=_realm(options, model, algorithm, seal),
-        chunk_tokens=chunk if isinstance(chunk, int) else 0,
+        chunk_tokens=chunk,
         hash_algorithm=algorithm,
         kv_bytes_per_token=options.kv_bytes_per_token or _kv_bytes(model),
         kv_world_size=options.kv_world_size,
         object_groups=options.object_groups,
         kv_events_port=options.kv_events_port,
     )
+
+
+def _chunks(options: argparse.Namespace, ask: Ask) -> tuple[int, str]:
+    """Tokens in a chunk and how it is hashed; 0 and empty where nobody says it."""
+    chunk, algorithm = options.chunk_tokens, options.hash_algorithm
+    if options.lmcache_url and not (chunk and algorithm):
+        status = _object(ask(options.lmcache_url + "/status"))
+        size, name = status.get("chunk_size"), status.get("hash_algorithm")
+        if not chunk and isinstance(size, int) and 0 < size <= CHUNK_TOKENS_MAX:
+            chunk = size
+        if not algorithm and isinstance(name, str) and ALGORITHM.fullmatch(name):
+            algorithm = name
+    return chunk, algorithm
+
+
+def _is_whole(replica: AnnouncedReplica, options: argparse.Namespace) -> bool:
+    """Whether LMCache's server, where there is one, has said all that it is asked for."""
+    return not options.lmcache_url or bool(replica.chunk_tokens and replica.hash_algorithm)
+
+
+def _with_more(
+    replica: AnnouncedReplica, options: argparse.Namespace, seal: Seal, ask: Ask
+) -> AnnouncedReplica:
+    """The replica with what LMCache's server says by now; what it said once stays."""
+    chunk, algorithm = _chunks(options, ask)
+    chunk, algorithm = chunk or replica.chunk_tokens, algorithm or replica.hash_algorithm
+    if (chunk, algorithm) == (replica.chunk_tokens, replica.hash_algorithm):
+        return replica
+    realm = _realm(options, replica.model, algorithm, seal)
+    return replace(replica, chunk_tokens=chunk, hash_algorithm=algorithm, realm=realm)
 
 
 def _object(data: bytes | None) -> Mapping[str, Any]:
@@ -144,6 +179,7 @@ def keep_announced(
         return
     files = LocalFiles(settings.root, found.profile)
     announcer: Announcer | None = None
+    due = float("-inf")
     stopped = has_waited = False
     while not stopped:
         seconds = WAIT_SECONDS
@@ -155,16 +191,27 @@ def keep_announced(
             elif not has_waited:
                 has_waited = True
                 log.info("waiting: %s does not answer /health, or names no model", options.url)
+        elif not _is_whole(announcer.replica, options):
+            replica = _with_more(announcer.replica, options, found.seal, ask)
+            if replica != announcer.replica:
+                announcer.says(replica)
+                due = float("-inf")
+                log.info(
+                    "now with chunks of %d tokens, %s", replica.chunk_tokens, replica.hash_algorithm
+                )
         if announcer is not None:
-            seconds = announcer.renew_seconds
+            seconds = min(WAIT_SECONDS, announcer.renew_seconds)
             if ask(options.url + "/health") is None:
                 log.warning("%s does not answer: not renewed", options.url)
-                seconds = min(seconds, WAIT_SECONDS)
             else:
-                try:
-                    announcer.renew(now())
-                except FileFailure as failure:
-                    log.warning("not renewed: %s", failure)
+                if now() >= due:
+                    due = now() + announcer.renew_seconds
+                    try:
+                        announcer.renew(now())
+                    except FileFailure as failure:
+                        log.warning("not renewed: %s", failure)
+                if _is_whole(announcer.replica, options):
+                    seconds = max(0.0, due - now())
         stopped = wait(seconds)
     if announcer is not None:
         announcer.withdraw()

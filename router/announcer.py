@@ -58,8 +58,22 @@ class Announcer:
         return self._announcer
 
     @property
+    def replica(self) -> AnnouncedReplica:
+        """What is announced."""
+        return self._replica
+
+    @property
     def renew_seconds(self) -> float:
         return self._replica.lease_seconds / RENEWALS_PER_LEASE
+
+    def says(self, replica: AnnouncedReplica) -> None:
+        """What is announced from the next `renew` on. ValueError: impossible, all stays."""
+        before, self._replica = self._replica, replica
+        try:
+            encode_replica(self._next(writer_id(bytes(8))), self._seal)
+        except ValueError:
+            self._replica = before
+            raise
 
     def renew(self, now: float) -> None:
         """The file says that the replica lives. At first, or under a new name, it is created."""

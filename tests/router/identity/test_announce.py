@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -116,6 +117,36 @@ def test_without_the_hash_algorithm_no_realm_is_claimed(root: Path) -> None:
     assert (seen[0].realm, seen[0].chunk_tokens) == ("", 0)
 
 
+def test_it_asks_lmcache_until_it_knows_and_announces_that(root: Path) -> None:
+    """A cache server often starts after its engine."""
+    engine, seen = Engine(), list[AnnouncedReplica]()
+    del engine.pages["http://lm:9/status"]
+
+    def step(status: object) -> Callable[[], None]:
+        def act() -> None:
+            seen.extend(announced(root))
+            engine.pages["http://lm:9/status"] = status
+
+        return act
+
+    half = {"chunk_size": 128, "hash_algorithm": None}
+    steps = [step({"chunk_size": -1}), step(half), step({}), step(STATUS), step({}), step({})]
+    waits = run(root, engine, steps, "--lease-seconds", "60")
+    chunks = [(replica.chunk_tokens, replica.hash_algorithm) for replica in seen]
+    assert chunks == [(0, ""), (0, ""), (128, ""), (128, ""), (128, "blake3"), (128, "blake3")]
+    assert seen[-1].realm and len({replica.announcer for replica in seen}) == 1
+    assert [replica.counter for replica in seen] == [1, 1, 2, 2, 3, 4]  # more only to say more
+    assert waits == [2.0, 2.0, 2.0, 2.0, 15.0, 15.0]
+
+
+def test_a_server_that_never_says_it_is_not_renewed_more_often(root: Path) -> None:
+    engine, seen = Engine(), list[int]()
+    del engine.pages["http://lm:9/status"]
+    step: Callable[[], None] = lambda: seen.extend(r.counter for r in announced(root))  # noqa: E731
+    run(root, engine, [step] * 9, "--lease-seconds", "32")
+    assert seen == [1, 1, 1, 1, 2, 2, 2, 2, 3]
+
+
 def test_the_size_of_kv_comes_from_the_models_config(root: Path, tmp_path: Path) -> None:
     config = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     model = tmp_path / "model"
@@ -181,9 +212,13 @@ def test_a_wrong_argument_is_exit_status_2(root: Path, capsys: pytest.CaptureFix
 
 
 class Page(BaseHTTPRequestHandler):
+    knows_chunks = False
+
     def do_GET(self) -> None:
         data = b"" if self.path == "/health" else b'{"data": [{"id": "m", "root": "m"}]}'
-        self.send_response(200)
+        if self.path == "/status":
+            data = json.dumps(STATUS).encode()
+        self.send_response(200 if self.path != "/status" or type(self).knows_chunks else 503)
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -198,6 +233,7 @@ def test_the_command_announces_until_sigterm_and_then_withdraws(root: Path) -> N
     thread.start()
     url = f"http://127.0.0.1:{server.server_port}"
     words = ["-m", "router.announce", "--namespace", str(root), "--url", url]
+    words += ["--lmcache-url", url]
     environment = {**os.environ, "http_proxy": "http://127.0.0.1:9"}  # must not be used
     with subprocess.Popen(
         [sys.executable, *words], stderr=subprocess.PIPE, env=environment, text=True
@@ -209,7 +245,13 @@ def test_the_command_announces_until_sigterm_and_then_withdraws(root: Path) -> N
                     break
             registry = Registry(LocalFiles(str(root)), Seal())
             while not registry.poll(0.0) and process.poll() is None:
-                pass
+                time.sleep(0.01)
+            assert [seen.replica.chunk_tokens for seen in registry.poll(0.0)] == [0]
+            Page.knows_chunks = True
+            deadline = time.monotonic() + 60
+            while not registry.poll(0.0)[0].replica.chunk_tokens and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert registry.poll(0.0)[0].replica.chunk_tokens == STATUS["chunk_size"]
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
         finally:
