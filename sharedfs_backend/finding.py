@@ -22,6 +22,10 @@ from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.realms import Realm
 
 LOCKS_MAX = 1 << 20
+TAKEN_MAX = 1 << 14
+"""Keys noted and not entered yet: whoever enters them keeps everybody else waiting (I6)."""
+EXPIRE_SECONDS = 1.0
+"""Between two looks through all locks by lookups that find no room for theirs."""
 TOUCHED_MAX = 1 << 20
 
 
@@ -55,6 +59,7 @@ class Finder:
         self._locks: dict[bytes, dict[bytes, tuple[int, int, float]]] = {}  # by realm and key
         self._taken: deque[_Taken] = deque()  # not entered there yet
         self._taken_keys = 0
+        self._expire_at = float("-inf")
         self._touched: dict[int, float] = {}
 
     # -- spaces ------------------------------------------------------------------------------
@@ -146,16 +151,19 @@ class Finder:
     def _take_locks(
         self, realm: Realm, keys: Sequence[bytes], pack_ids: list[int], now: float
     ) -> None:
-        """Note them; whoever asks about locks enters them, so that no lookup waits for it."""
+        """Note them; whoever asks about locks enters them, or the lookup that made them many."""
         with self._lock:
-            if self._locks_held() + len(keys) > LOCKS_MAX:
+            if self._locks_held() + len(keys) > LOCKS_MAX and now >= self._expire_at:
                 self._expire_locks(now)
+                self._expire_at = now + EXPIRE_SECONDS
             if self._locks_held() + len(keys) > LOCKS_MAX:
                 self._stats.add("locks_refused", len(keys))
                 return
             until = now + self._lock_seconds
             self._taken.append(_Taken(realm.digest, tuple(keys), pack_ids, until))
             self._taken_keys += len(keys)
+            if self._taken_keys > TAKEN_MAX:
+                self._enter_locks()
 
     def _enter_locks(self) -> None:
         self._taken_keys = 0

@@ -116,6 +116,30 @@ def test_locks_are_counted_bounded_and_end_with_time(
     assert finder.locks_held == 4
 
 
+def test_locks_nobody_asks_about_are_entered_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I6: whoever asks after an hour of lookups keeps none of them waiting for long."""
+    monkeypatch.setattr("sharedfs_backend.finding.TAKEN_MAX", 6)
+    monkeypatch.setattr("sharedfs_backend.finding.LOCKS_MAX", 8)
+    client = Client(tmp_path)
+    chunks = chunks_of(8, 64 * KIB)
+    client.put(chunks)
+    keys, finder = list(chunks), client.store.parts.finder
+    for start in range(0, 8, 2):
+        client.store.lookup(keys[start : start + 2], lock=True)
+        assert finder._taken_keys <= 6
+    looks: list[float] = []
+    monkeypatch.setattr(finder, "_expire_locks", looks.append)
+    for _ in range(3):  # no room, and nobody's time has come
+        client.store.lookup(keys[:2], lock=True)
+    assert len(looks) == 1
+    client.pass_time(2)
+    client.store.lookup(keys[:2], lock=True)
+    assert len(looks) >= 2
+    assert finder.locks_held == 8
+
+
 def test_nothing_younger_than_the_drop_delay_is_a_victim(tmp_path: Path) -> None:
     client = Client(tmp_path)
     client.put(chunks_of(1))
