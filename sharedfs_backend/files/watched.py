@@ -174,19 +174,21 @@ class WatchedFiles:
         def watched(
             handle: Handle, offset: int, buffer: int, step: int, parts: Sequence[Part], stop: int
         ) -> Loaded | None:
+            path = handle.path
+            loaded = self._call("read", path, load, handle, offset, buffer, step, parts, stop)
             more = -(-sum(length for _, length, _ in parts) // step) - 1
             if more > 0:
                 with self._lock:
-                    self._count("read", handle.path, more)
-            return self._call("read", handle.path, load, handle, offset, buffer, step, parts, stop)
+                    self._count("read", path, more)
+            return loaded
 
         return watched
 
     def write(self, handle: Handle, offset: int, parts: Sequence[Buffer]) -> None:
+        self._call("write", handle.path, self.inner.write, handle, offset, parts)
         if (more := write_operations(len(parts)) - 1) > 0:
             with self._lock:
                 self._count("write", handle.path, more)
-        self._call("write", handle.path, self.inner.write, handle, offset, parts)
 
     def flush(self, handle: Handle, offset: int, length: int) -> None:
         self._call("flush", handle.path, self.inner.flush, handle, offset, length)

@@ -18,7 +18,8 @@ from sharedfs_backend.files import (
     LocalFiles,
     WatchedFiles,
 )
-from sharedfs_backend.native import SKIPPED, UNIT_ENDS, NativeHasher
+from sharedfs_backend.files.api import WRITE_PARTS_MAX
+from sharedfs_backend.native import SKIPPED, UNIT_ENDS, Loaded, NativeHasher
 from tests.files.contract import fails, put
 from tests.files.faulty import FaultyFiles
 
@@ -241,3 +242,17 @@ def test_hashed_calls_are_counted_by_their_steps_and_watched(world: World) -> No
     assert world.files.operations["write"] == 2
     world.sicken()
     fails(FailureKind.SICK, "write", lambda: write(handle, 0, extents, hasher))
+
+
+def test_a_refused_call_is_no_operation_however_many_it_would_have_been(world: World) -> None:
+    handle = world.files.create("a")
+    loaded = Loaded([b"digest"], 0.0, 0.0)
+    load = world.files.watched_load(lambda *_: loaded)
+    parts = [b"x"] * (WRITE_PARTS_MAX + 1)
+    assert load(handle, 0, 0, 4096, [(0, 8192, 0)], 0) is loaded
+    world.files.write(handle, 0, parts)
+    assert (world.files.operations["read"], world.files.operations["write"]) == (2, 2)
+    world.sicken()
+    fails(FailureKind.SICK, "read", lambda: load(handle, 0, 0, 4096, [(0, 8192, 0)], 0))
+    fails(FailureKind.SICK, "write", lambda: world.files.write(handle, 0, parts))
+    assert (world.files.operations["read"], world.files.operations["write"]) == (2, 2)
