@@ -3,7 +3,8 @@
 The kernel spreads connections over all sockets that listen on the port with SO_REUSEPORT. The
 supervisor holds the port with a socket that never listens, so that it is known and stays ours while
 processes come and go, and a private directory in which they meet (`peers`). A process that dies is
-started again after a pause. Signals reach the supervisor, which passes them on and waits.
+started again after a pause. Signals reach the supervisor, which passes them on and waits; the
+second ends the drain.
 
 It must not know what a worker does; how to start one is an argument.
 """
@@ -16,6 +17,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,7 @@ log = logging.getLogger(__name__)
 
 RESTART_PAUSE_SECONDS = 1.0
 START_LOOK_SECONDS = 0.05
+END_LOOK_SECONDS = 0.02
 GRACE_SECONDS = 5.0
 """On top of the drain: from its end until a worker is killed."""
 
@@ -41,10 +44,18 @@ Start = Callable[[int, int, Path], subprocess.Popen[bytes]]
 def held_port(host: str, port: int) -> Iterator[int]:
     """The port, ours until the end, without a connection ever arriving here."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as holder:
+    with (
+        socket.socket(family, socket.SOCK_STREAM) as asking,
+        socket.socket(family, socket.SOCK_STREAM) as holder,
+    ):
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
+            if port:
+                # The holder alone would share the port with any other router of this user.
+                asking.bind((host, port))
+                asking.close()
             holder.bind((host, port))
         except OSError as error:
             raise SettingsError(
@@ -66,10 +77,10 @@ def supervise(start: Start, *, host: str, port: int, workers: int, drain_seconds
         running = [start(number, at, Path(folder)) for number in range(workers)]
         while not _all_serve(Path(folder), workers):
             if any(process.poll() for process in running):
-                _end(running, GRACE_SECONDS)
+                _end(running, GRACE_SECONDS, stopping)
                 return 2  # it has said why
             if stopping.wait(START_LOOK_SECONDS):
-                return _end(running, drain_seconds + GRACE_SECONDS)
+                return _end(running, drain_seconds + GRACE_SECONDS, stopping)
         log.info("listening on %s:%d with %d processes", host, at, workers)
         while not stopping.wait(RESTART_PAUSE_SECONDS):
             for number, process in enumerate(running):
@@ -77,7 +88,7 @@ def supervise(start: Start, *, host: str, port: int, workers: int, drain_seconds
                     continue
                 log.error("process %d ended with %d: started again", number, process.returncode)
                 running[number] = start(number, at, Path(folder))
-        return _end(running, drain_seconds + GRACE_SECONDS)
+        return _end(running, drain_seconds + GRACE_SECONDS, stopping)
 
 
 def _all_serve(folder: Path, workers: int) -> bool:
@@ -85,15 +96,18 @@ def _all_serve(folder: Path, workers: int) -> bool:
     return all(socket_path(folder, number).exists() for number in range(workers))
 
 
-def _end(running: list[subprocess.Popen[bytes]], seconds: float) -> int:
-    for process in running:
-        process.terminate()
+def _end(running: list[subprocess.Popen[bytes]], seconds: float, again: threading.Event) -> int:
+    """Tells all to end, and again whenever `again` is set; kills who has not after `seconds`."""
+    again.set()
+    until = time.monotonic() + seconds
+    while any(process.poll() is None for process in running) and time.monotonic() < until:
+        if again.wait(END_LOOK_SECONDS):
+            again.clear()
+            for process in running:
+                process.terminate()
     ended_well = True
     for process in running:
-        try:
-            ended_well &= process.wait(seconds) in ENDED_WELL
-        except subprocess.TimeoutExpired:
+        if process.poll() is None:
             process.kill()
-            process.wait()
-            ended_well = False
+        ended_well &= process.wait() in ENDED_WELL
     return 0 if ended_well else 1

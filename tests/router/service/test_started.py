@@ -52,17 +52,16 @@ def _refuses(port: int) -> bool:
     return False
 
 
-def test_a_second_signal_ends_the_drain_at_once() -> None:
-    with (
-        replicas(1) as (one,),
-        launched("--replicas", one.url, "--drain-seconds", "600") as running,
-    ):
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_second_signal_ends_the_drain_at_once(workers: str) -> None:
+    more = ("--drain-seconds", "600", "--workers", workers)
+    with replicas(1) as (one,), launched("--replicas", one.url, *more) as running:
         running.wait_ready(1)
         one.script.hold = hold = threading.Event()
         running.connect().request("POST", "/v1/chat/completions", json.dumps(chat()).encode())
         until(lambda: len(one.prompts()) == 1)
         running.process.send_signal(signal.SIGTERM)
-        until(lambda: any("draining" in line for line in running.said))
+        until(lambda: sum("draining" in line for line in running.said) == int(workers))
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(20) == 0
         hold.set()
@@ -85,6 +84,19 @@ def test_several_processes_serve_one_port_and_each_page_covers_all() -> None:
 
 def _all_ready(sight: dict[str, list[dict[str, str]]]) -> bool:
     return {row["state"] for row in sight["replicas"]} == {"ready"}
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_port_on_which_several_processes_listen_is_taken(workers: str) -> None:
+    """They share it with one another, not with another router."""
+    more = ("--replicas", "http://127.0.0.1:9")
+    with launched(*more, "--workers", "2") as running:
+        command = [sys.executable, "-m", "router", "--host", "127.0.0.1", *more]
+        ended = subprocess.run(
+            [*command, "--port", str(running.port), "--workers", workers],
+            stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert ended.returncode == 2 and "cannot listen" in ended.stderr
 
 
 def test_draining_a_replica_reaches_every_process() -> None:
@@ -156,7 +168,7 @@ def test_a_process_that_is_told_to_end_while_it_starts_has_ended_well() -> None:
     waiting = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait(20)
-    assert supervisor._end([waiting, done], 20.0) == 0
+    assert supervisor._end([waiting, done], 20.0, threading.Event()) == 0
 
 
 def test_it_has_as_many_descriptors_as_the_system_allows() -> None:
