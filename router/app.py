@@ -27,13 +27,13 @@ from router.precision import Precision, opened
 from router.proving import Prover
 from router.relay.limits import Limits, connections_within
 from router.relay.server import RelayServer, serve
-from router.replicas import REPLICAS_MAX, Replica, ReplicaError
+from router.replicas import REPLICAS_MAX, Replica, ReplicaError, listed
 from router.routes import Routes
 from router.scores import Scores
 from router.service import Rules, Service
 from router.settings import Settings, SettingsError
 from router.sight import sight_of
-from router.sources import Follower, Listing, source_of
+from router.sources import Follower, Listing, Source, source_of
 from router.steering import PARAMETERS, Steering, Verdict
 from router.tally import Tally
 from router.watch import Rhythm, Watch
@@ -142,13 +142,9 @@ class App:
             self.service.exact = self.precision.exact
             self.precision.start()
         source = source_of(self.settings, self._now)
-        try:
-            listing = await asyncio.to_thread(source.read)
-        except (ReplicaError, OSError) as error:
-            raise SettingsError(f"the list of replicas: {error}") from error
+        listing = await self._first_list(source)
         self._apply(listing)
-        if self._place.folder is not None:
-            await self._catch_up()
+        drained = await self._catch_up() if self._place.folder is not None else set()
         try:
             self.relay = await serve(
                 self.service,
@@ -167,6 +163,8 @@ class App:
                 f"cannot listen on {where}: {error}; try another --port or --host"
             ) from error
         await self.peers.start()
+        if self._place.folder is not None:
+            await self._catch_up_again(drained)
         loop = asyncio.get_running_loop()
         self._follower = Follower(
             source,
@@ -218,6 +216,8 @@ class App:
             return {"known": self.members.drain(question["replica"], question["is_draining"])}
         if question.get("ask") == "draining":
             return {"draining": [each.replica.id for each in self.members if each.is_draining]}
+        if question.get("ask") == "list":
+            return {"list": [each.replica.url for each in self.members]}
         relay = self.relay
         extra = {
             "tokens_per_byte": self.scores.tokens_per_byte,
@@ -239,15 +239,39 @@ class App:
         steering = self.service.steering
         return (Verdict.NO_MEANS if steering is None else steering.verdict(replica)).value
 
-    async def _catch_up(self) -> None:
+    async def _first_list(self, source: Source) -> Listing:
+        """The list, or what the other processes stay with while it cannot be read."""
+        try:
+            return await asyncio.to_thread(source.read)
+        except (ReplicaError, OSError) as error:
+            for answer in await self.peers.ask_all({"ask": "list"}):
+                if urls := answer.get("list"):
+                    self._no_list(str(error))
+                    return listed(urls)
+            raise SettingsError(f"the list of replicas: {error}") from error
+
+    async def _catch_up(self) -> set[str]:
         """Before a process listens among others, which have told clients that they serve: whom they
         drain, and for a while until somebody takes requests."""
-        for answer in await self.peers.ask_all({"ask": "draining"}):
-            for name in answer["draining"]:
-                self.members.drain(name, True)
+        drained = await self._drained_by_others() or set()
+        for name in drained:
+            self.members.drain(name, True)
         until = self._now() + FIRST_PROBE_SECONDS
         while not self.members.ready() and self._now() < until:
             await asyncio.sleep(FIRST_LOOK_SECONDS)
+        return drained
+
+    async def _catch_up_again(self, before: set[str]) -> None:
+        """Once the others reach this process: what they were told while they did not."""
+        drained = await self._drained_by_others()
+        if drained is not None:
+            for name in drained ^ before:
+                self.members.drain(name, name in drained)
+
+    async def _drained_by_others(self) -> set[str] | None:
+        """None: there are none."""
+        _, *others = await self.peers.ask_all({"ask": "draining"})
+        return {name for answer in others for name in answer["draining"]} if others else None
 
     # -- what happens by itself ------------------------------------------------------------------
 

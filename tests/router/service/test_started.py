@@ -164,6 +164,44 @@ def test_a_process_among_others_listens_once_it_has_a_replica(
         assert ready == [1]
 
 
+def test_a_process_among_others_hears_what_they_are_told_while_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with replicas(2) as (one, two):
+        urls = (one.url, two.url)
+        with router(*urls, place=Place(tmp_path, 1)) as other:
+            other.wait_ready(2)
+            drain = other.app.members.drain
+            other.on_loop(lambda: drain(two.id, True))
+
+            async def listening(service: Service, **more: Any) -> RelayServer:
+                other.on_loop(lambda: (drain(one.id, True), drain(two.id, False)))
+                return await serve(service, **more)
+
+            monkeypatch.setattr("router.app.serve", listening)
+            with router(*urls, place=Place(tmp_path, 0)) as late:
+                members = late.on_loop(lambda: list(late.app.members))
+                draining = [each.replica.id for each in members if each.is_draining]
+                assert draining == [one.id]
+
+
+def test_a_process_among_others_starts_with_their_list_while_none_can_be_read(
+    tmp_path: Path,
+) -> None:
+    """One that died must come back also while somebody writes the list anew."""
+    path, folder = tmp_path / "list", tmp_path / "processes"
+    folder.mkdir()
+    with replicas(2) as (one, two):
+        path.write_text(f"{one.url}\n")
+        with router(replica_file=str(path), place=Place(folder, 1)) as other:
+            other.wait_ready(1)
+            path.write_text("")
+            with router(replica_file=str(path), place=Place(folder, 0)) as late:
+                assert late.chat().replica == one.id
+                path.write_text(f"{two.url}\n")
+                until(lambda: late.on_loop(lambda: late.app.members.get(two.id)) is not None)
+
+
 def test_a_process_that_is_told_to_end_while_it_starts_has_ended_well() -> None:
     waiting = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     done = subprocess.Popen([sys.executable, "-c", ""])
