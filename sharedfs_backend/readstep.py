@@ -189,7 +189,7 @@ def load_checked(
     buffer: PrivateBuffer,
 ) -> tuple[Loaded, bool] | None:
     """The same and the reads before it, a whole piece in one compiled call: what came, and whether
-    that decided the last chunk. None if less came than asked."""
+    that decided the last chunk. None if less came than asked: then nothing of the piece counts."""
     parts: list[Part] = []
     spans: list[Span | None] = []
     end = 0

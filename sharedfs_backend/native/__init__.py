@@ -2,10 +2,12 @@
 
 `loops()` is None where they were not built (no C compiler when the package was installed), where
 this Python's xxhash does not export XXH3, where a first comparison with it fails, or where
-SHAREDFS_NATIVE=0 asks for that. Everything then runs in Python, with the same results. Checksums of
-a namespace with a secret are BLAKE3 and stay in Python.
+SHAREDFS_NATIVE=0 asks for that. Everything then runs in Python, with the same results, save that a
+load whose reads fail half-way through a piece keeps nothing of it. Checksums of a namespace with a
+secret are BLAKE3 and stay in Python.
 
-Callers hand in addresses, and keep the memory alive and their gates entered (I7) during a call.
+Callers hand in addresses, and keep the memory alive and their gates entered during a call (I7). A
+load alone, which may hang, passes `Doors` instead: once one is shut its memory may be gone.
 """
 
 from __future__ import annotations
