@@ -23,6 +23,7 @@ ANY_SPACE = -1
 NO_SPACE = -2
 """In place of a space: one that holds nothing."""
 CHECKSUM_BYTES = 16
+KEY_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,17 +11,13 @@ import ctypes
 import sys
 
 import numpy as np
-import numpy.typing as npt
 
 from sharedfs_backend.buffers import address_of
-from sharedfs_backend.keytable import KeyTable
+from sharedfs_backend.catalog_values import KEY_BYTES
+from sharedfs_backend.keytable import I32, KeyTable
 from sharedfs_backend.native import ABI, library_path
 from sharedfs_backend.packtable import I64, PackTable
 from sharedfs_backend.rows import Rows
-
-I32 = npt.NDArray[np.int32]
-
-KEY_BYTES = 16
 
 
 class _Tables(ctypes.Structure):

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from sharedfs_backend.catalog_values import KEY_BYTES
 from sharedfs_backend.exceptions import ConfigError, StoreClosed
 from sharedfs_backend.files import Files
 from sharedfs_backend.layout import LayoutDescriptor, RealmDescriptor
@@ -42,7 +43,6 @@ DIRECT_USE = RealmDescriptor(
     model_identity="direct", identity_verified=True, shard="", serde="", hash_family="direct"
 )
 """The realm of a caller that names none: plain use of the store, no model."""
-KEY_BYTES = 16
 DIRECT_LAYOUT = LayoutDescriptor(("uint8",), ((0,),), "RAW", 0)
 
 

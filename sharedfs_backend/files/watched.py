@@ -176,10 +176,8 @@ class WatchedFiles:
         ) -> Loaded | None:
             path = handle.path
             loaded = self._call("read", path, load, handle, offset, buffer, step, parts, stop)
-            more = -(-sum(length for _, length, _ in parts) // step) - 1
-            if more > 0:
-                with self._lock:
-                    self._count("read", path, more)
+            with self._lock:
+                self._count("read", path, steps(parts, step) - 1)
             return loaded
 
         return watched

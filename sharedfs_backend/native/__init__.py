@@ -267,8 +267,8 @@ def _split(digests: _Digests, units: int) -> list[bytes]:
     return [found[at : at + DIGEST_BYTES] for at in range(0, DIGEST_BYTES * units, DIGEST_BYTES)]
 
 
-def steps(extents: Sequence[Extent], step_bytes: int) -> int:
-    """System calls that moving these extents takes, if none moves less than asked."""
+def steps(extents: Sequence[Extent | Part], step_bytes: int) -> int:
+    """System calls that moving these extents or parts takes, if none moves less than asked."""
     return max(1, -(-sum(length for _, length, _ in extents) // step_bytes))
 
 

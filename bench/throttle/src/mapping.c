@@ -9,6 +9,10 @@
 
 #include <sys/mman.h>
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* Linux 5.14; older ones refuse it, and nothing is lost */
+#endif
+
 /* With the node's lock held: whether a mapping of `handle` reaches to `end`. */
 static bool covered(struct handle *handle, off_t end, off_t size) {
     if (!handle->mapped && ++handle->reads > 1 && size > 0) {
