@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from router.board import Board, Cause
 from router.endpoints import Endpoints, Snapshot
 from router.fleet import Fleet
 from router.history import History
@@ -33,7 +34,7 @@ from router.scores import Scores
 from router.service import Rules, Service
 from router.settings import Settings, SettingsError
 from router.sight import sight_of
-from router.sources import Follower, Listing, Source, source_of
+from router.sources import Follower, Listing, Source, check_secret, source_of
 from router.steering import PARAMETERS, Steering, Verdict
 from router.tally import Tally
 from router.watch import Rhythm, Watch
@@ -53,6 +54,8 @@ class Place:
     number: int = 0
     port: int | None = None
     """Set where another process has already chosen one."""
+    board: Board | None = None
+    """Where processes have a supervisor."""
 
 
 class App:
@@ -135,6 +138,7 @@ class App:
 
     async def start(self) -> None:
         """Raises SettingsError for a list or a port that cannot be had."""
+        check_secret(self.settings)
         self.precision = await opened(
             self.settings, fleet=self.fleet, members=self.members, now=self._now
         )
@@ -227,6 +231,8 @@ class App:
         sight = sight_of(self.fleet.view(self._now()), self.members, extra)
         # What exact mode does without, and why; null where it is off.
         sight["not_exact"] = None if self.precision is None else self.precision.exact.status
+        board = self._place.board
+        sight["replaced"] = board.replacements() if board else {cause.value: 0 for cause in Cause}
         for row in sight["replicas"]:  # whether it can be asked not to load
             row["no_load"] = self._no_load(row["id"])
         return {

@@ -17,6 +17,8 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +27,9 @@ import uvloop
 
 from router import fleet
 from router.app import App, Place
+from router.board import Board
 from router.settings import Settings, SettingsError
+from router.sources import check_secret
 from router.supervisor import supervise
 
 log = logging.getLogger(__name__)
@@ -33,9 +37,12 @@ log = logging.getLogger(__name__)
 API_KEY_VARIABLE = "SHAREDFS_ROUTER_API_KEY"
 REPLICA_KEY_VARIABLE = "SHAREDFS_ROUTER_REPLICA_KEY"
 WORKER_VARIABLE = "SHAREDFS_ROUTER_WORKER"
-"""`number:port:directory`; set by the supervisor for its workers."""
+"""`number:port:board:directory`; set by the supervisor for its workers."""
 
+KEY_CHARACTERS_MAX = 64 << 10
+"""More fits in no head; what has no end, as a device, must not fill memory."""
 ORPHAN_SECONDS = 1.0
+BEAT_SECONDS = 1.0
 GC_THRESHOLDS = (20_000, 50, 20)
 """A request makes some twenty objects that stay while it is answered, or in the tree of prefixes,
 and no cycles: the usual 700 has Python look through them all the time, 5 to 10 us a request."""
@@ -87,6 +94,9 @@ def run(
     list_seconds: Annotated[float, typer.Option(help="Between two looks at the list.")] = 1.0,
 ) -> None:
     """An OpenAI-compatible load balancer: least estimated time to first token."""
+    place = _place()
+    if place is not None:  # the supervisor has read them
+        api_key_file = replica_key_file = None
     try:
         settings = Settings(
             replicas=tuple(url for url in replicas.split(",") if url.strip()),
@@ -113,7 +123,7 @@ def run(
             scrape_seconds=scrape_seconds,
             list_seconds=list_seconds,
         )
-        status = _run(settings)
+        status = _run(settings, place)
     except SettingsError as error:
         typer.echo(f"sharedfs-router: {error}", err=True)
         raise typer.Exit(2) from error
@@ -124,16 +134,19 @@ def key_from(path: Path | None, variable: str) -> str | None:
     if path is None:
         return os.environ.get(variable)
     try:
-        return path.read_text().strip()
+        with path.open() as file:
+            return file.read(KEY_CHARACTERS_MAX).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"the key's file: {error}") from error
 
 
-def _run(settings: Settings) -> int:
-    place = _place()
+def _run(settings: Settings, place: Place | None) -> int:
     if settings.workers > 1 and place is None:
+        check_secret(settings)
+        keys = {API_KEY_VARIABLE: settings.api_key, REPLICA_KEY_VARIABLE: settings.replica_key}
+        given = {variable: key for variable, key in keys.items() if key is not None}
         return supervise(
-            _start_worker,
+            partial(_start_worker, given),
             host=settings.host,
             port=settings.port,
             workers=settings.workers,
@@ -149,16 +162,21 @@ def _place() -> Place | None:
     text = os.environ.get(WORKER_VARIABLE)
     if text is None:
         return None
-    number, port, folder = text.split(":", 2)
-    return Place(Path(folder), int(number), int(port))
+    number, port, board, folder = text.split(":", 3)
+    return Place(Path(folder), int(number), int(port), Board(int(board)))
 
 
-def _start_worker(number: int, port: int, folder: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, WORKER_VARIABLE: f"{number}:{port}:{folder}"}
+def _start_worker(
+    keys: Mapping[str, str], number: int, port: int, folder: Path, board: Board
+) -> subprocess.Popen[bytes]:
+    """`keys` by their variables: files are read once, by the supervisor. A pipe can only be, and so
+    a process started again has the others' keys."""
+    where = f"{number}:{port}:{board.descriptor}:{folder}"
+    environment = {**os.environ, **keys, WORKER_VARIABLE: where}
     # The very command this process was started with: the same code runs, compiled or not.
     command = [sys.executable, *sys.orig_argv[1:]]
     # A group of its own: a terminal's Ctrl-C reaches it once, through the supervisor.
-    return subprocess.Popen(command, env=environment, process_group=0)
+    return subprocess.Popen(command, env=environment, process_group=0, pass_fds=(board.descriptor,))
 
 
 def _raise_descriptors() -> None:
@@ -175,8 +193,11 @@ async def _serve(settings: Settings, place: Place) -> None:
     signals: asyncio.Queue[None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     orphaned = asyncio.create_task(_until_orphaned(signals)) if place.folder else None
+    beating: asyncio.Task[None] | None = None
     try:
         await router.start()
+        if place.board is not None:
+            beating = asyncio.create_task(_beat(place.board, place.number))
         # Not sooner: a start that a dead file system holds up must end as any program does.
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signals.put_nowait, None)
@@ -196,8 +217,9 @@ async def _serve(settings: Settings, place: Place) -> None:
             task.cancel()
         await asyncio.gather(drained, again, return_exceptions=True)
     finally:
-        if orphaned is not None:
-            orphaned.cancel()
+        for watching in (orphaned, beating):
+            if watching is not None:
+                watching.cancel()
         await router.close()
 
 
@@ -207,6 +229,13 @@ async def _until_orphaned(signals: asyncio.Queue[None]) -> None:
     while os.getppid() == parent:
         await asyncio.sleep(ORPHAN_SECONDS)
     signals.put_nowait(None)
+
+
+async def _beat(board: Board, number: int) -> None:
+    """Says to the supervisor that this loop turns."""
+    while True:
+        board.beat(number)
+        await asyncio.sleep(BEAT_SECONDS)
 
 
 def main() -> None:

@@ -141,5 +141,11 @@ def _of_sight(sight: dict[str, Any]) -> Iterator[Metric]:
         yield gauge
     for name, text in GAUGES.items():
         yield GaugeMetricFamily(PREFIX + name, text, value=float(sight[name]))
+    replaced = CounterMetricFamily(
+        f"{PREFIX}workers_replaced_total", "Processes the supervisor replaced.", labels=("cause",)
+    )
+    for cause, count in sight["replaced"].items():
+        replaced.add_metric((cause,), count)
+    yield replaced
     for name, text in TOTALS.items():
         yield CounterMetricFamily(f"{PREFIX}{name}_total", text, value=float(sight[name]))

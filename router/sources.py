@@ -72,12 +72,34 @@ class ListFile:
             return _listing(file.read(BYTES_MAX + 1), str(self._path))
 
     def _check(self, found: os.stat_result) -> None:
-        if not stat.S_ISREG(found.st_mode):
-            kind = KINDS.get(stat.S_IFMT(found.st_mode), "a device")
+        if kind := other_kind(found):
             raise ReplicaError(
                 f"{self._path} is {kind}: give an ordinary file with one URL a line, or the"
                 " http:// address of such a text"
             )
+
+
+def other_kind(found: os.stat_result) -> str:
+    """What it is in place of an ordinary file; empty for one."""
+    if stat.S_ISREG(found.st_mode):
+        return ""
+    return KINDS.get(stat.S_IFMT(found.st_mode), "a device")
+
+
+def check_secret(settings: Settings) -> None:
+    """Raises SettingsError for a secret that could not be read again: every process reads it, and
+    each of its parts that open the namespace. One that is missing they report themselves."""
+    if settings.secret_file is None:
+        return
+    try:
+        kind = other_kind(os.stat(settings.secret_file))
+    except OSError:
+        return
+    if kind:
+        raise SettingsError(
+            f"--secret-file {settings.secret_file} is {kind}: give an ordinary file, which can be"
+            " read more than once"
+        )
 
 
 class ListUrl:

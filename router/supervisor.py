@@ -3,8 +3,9 @@
 The kernel spreads connections over all sockets that listen on the port with SO_REUSEPORT. The
 supervisor holds the port with a socket that never listens, so that it is known and stays ours while
 processes come and go, and a private directory in which they meet (`peers`). A process that dies is
-started again after a pause. Signals reach the supervisor, which passes them on and waits; the
-second ends the drain.
+started again after a pause; one that stands still, for which its number on the `board` stops
+growing, is ended first. Signals reach the supervisor, which passes them on and waits; the second
+ends the drain.
 
 It must not know what a worker does; how to start one is an argument.
 """
@@ -20,8 +21,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from router.board import Board, Cause, shared_board
 from router.peers import socket_path
 from router.settings import SettingsError
 
@@ -31,13 +34,42 @@ RESTART_PAUSE_SECONDS = 1.0
 START_LOOK_SECONDS = 0.05
 END_LOOK_SECONDS = 0.02
 GRACE_SECONDS = 5.0
-"""On top of the drain: from its end until a worker is killed."""
+"""On top of the drain: from its end until a worker is killed. As long has one that stands still."""
+SILENT_SECONDS = 30.0
+"""Without a beat for so long a worker stands still. Generous: a machine short of memory or time may
+hold one up, and ending it cuts its streams."""
 
 ENDED_WELL = (0, -signal.SIGTERM)
 """The latter: it was still starting, and had nothing to drain."""
 
-Start = Callable[[int, int, Path], subprocess.Popen[bytes]]
-"""Starts worker `number` on a port, meeting the others in a directory."""
+Start = Callable[[int, int, Path, Board], subprocess.Popen[bytes]]
+"""Starts worker `number` on a port, meeting the others in a directory, its beats on the board."""
+
+
+@dataclass(slots=True)
+class Watched:
+    """One worker as the supervisor sees it: once every `RESTART_PAUSE_SECONDS`, at most.
+
+    Silence is counted in looks, not read off a clock: time in which the supervisor was stopped
+    too, as all of a frozen machine, is one look and no reason to end anybody. It begins with the
+    first beat: a start may be held up by a file system, and its process serves nobody yet."""
+
+    process: subprocess.Popen[bytes]
+    beats: int = 0
+    silent_looks: int = 0
+    was_silent: bool = False
+
+    def look(self, beats: int) -> signal.Signals | None:
+        """What to send it now that it has beaten so often."""
+        self.silent_looks = self.silent_looks + 1 if beats and beats == self.beats else 0
+        self.beats = beats
+        if self.silent_looks == round(SILENT_SECONDS / RESTART_PAUSE_SECONDS):
+            self.was_silent = True
+            return signal.SIGTERM
+        silent = SILENT_SECONDS + GRACE_SECONDS
+        return (
+            signal.SIGKILL if self.silent_looks == round(silent / RESTART_PAUSE_SECONDS) else None
+        )
 
 
 @contextmanager
@@ -73,8 +105,9 @@ def supervise(start: Start, *, host: str, port: int, workers: int, drain_seconds
     with (
         held_port(host, port) as at,
         tempfile.TemporaryDirectory(prefix="sharedfs-router-") as folder,
+        shared_board() as board,
     ):
-        running = [start(number, at, Path(folder)) for number in range(workers)]
+        running = [start(number, at, Path(folder), board) for number in range(workers)]
         while not _all_serve(Path(folder), workers):
             if any(process.poll() for process in running):
                 _end(running, GRACE_SECONDS, stopping)
@@ -82,13 +115,28 @@ def supervise(start: Start, *, host: str, port: int, workers: int, drain_seconds
             if stopping.wait(START_LOOK_SECONDS):
                 return _end(running, drain_seconds + GRACE_SECONDS, stopping)
         log.info("listening on %s:%d with %d processes", host, at, workers)
+        watched = [Watched(process) for process in running]
         while not stopping.wait(RESTART_PAUSE_SECONDS):
-            for number, process in enumerate(running):
-                if process.poll() is None:
+            for number, worker in enumerate(watched):
+                if worker.process.poll() is None:
+                    _prod(number, worker, board)
                     continue
-                log.error("process %d ended with %d: started again", number, process.returncode)
-                running[number] = start(number, at, Path(folder))
+                status = worker.process.returncode
+                log.error("process %d ended with %d: started again", number + 1, status)
+                board.replaced(Cause.SILENT if worker.was_silent else Cause.DIED)
+                board.starts(number)
+                watched[number] = Watched(start(number, at, Path(folder), board))
+        running = [worker.process for worker in watched]
         return _end(running, drain_seconds + GRACE_SECONDS, stopping)
+
+
+def _prod(number: int, worker: Watched, board: Board) -> None:
+    """Ends one that stands still: told first, for it may come to itself and drain."""
+    order = worker.look(board.beats(number))
+    if order is not None:
+        silent_seconds = worker.silent_looks * RESTART_PAUSE_SECONDS
+        log.error("process %d stands still for %g s: %s", number + 1, silent_seconds, order.name)
+        worker.process.send_signal(order)
 
 
 def _all_serve(folder: Path, workers: int) -> bool:

@@ -334,16 +334,19 @@ def launched(
     environment: dict[str, str] | None = None,
     flags: Sequence[str] = (),
     folder: Path | None = None,
+    program: Sequence[str] = ("-m", "router"),
+    descriptors: Sequence[int] = (),
 ) -> Iterator[Launched]:
     """`python -m router` on a free port; killed at the end if the test did not end it. `flags` are
-    Python's own; it is started in `folder`."""
-    command = [sys.executable, *flags, "-m", "router", "--host", "127.0.0.1", "--port", "0"]
+    Python's own; it is started in `folder`, with these `descriptors` open."""
+    command = [sys.executable, *flags, *program, "--host", "127.0.0.1", "--port", "0"]
     process = subprocess.Popen(
         [*command, "--health-seconds", "0.1", *arguments],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **(environment or {})},
         cwd=folder,
+        pass_fds=descriptors,
     )
     said: list[str] = []
     port = threading.Event()

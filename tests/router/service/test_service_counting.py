@@ -129,7 +129,8 @@ def seen(extra: dict[str, float] | None = None) -> dict[str, Any]:
     members = Members(fleet)
     members.apply(listed(["a:1"]))
     numbers = {"connections": 1.0, "upstream_connections": 1.0, "tokens_per_byte": 0.25}
-    return sight.sight_of(fleet.view(0.0), members, extra or numbers)
+    whole = sight.sight_of(fleet.view(0.0), members, extra or numbers)
+    return {**whole, "replaced": {"died": 2, "silent": 1}}
 
 
 def test_sights_of_two_processes_are_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,95 @@ def test_a_process_among_others_starts_with_their_list_while_none_can_be_read(
                 until(lambda: late.on_loop(lambda: late.app.members.get(two.id)) is not None)
 
 
+IMPATIENT = """
+from router import cli, supervisor
+cli.BEAT_SECONDS = 0.05
+supervisor.RESTART_PAUSE_SECONDS, supervisor.SILENT_SECONDS, supervisor.GRACE_SECONDS = {}
+cli.main()
+"""
+"""The router as it is started, with shorter waits: a look, a silence, a grace in seconds."""
+
+
+def test_a_process_that_stands_still_is_replaced() -> None:
+    program = ("-c", IMPATIENT.format("0.1, 2.0, 0.5"))
+    with (
+        replicas(1) as (one,),
+        launched("--replicas", one.url, "--workers", "2", program=program) as running,
+    ):
+        stopped, _ = _children(running.process.pid)
+        os.kill(stopped, signal.SIGSTOP)
+        until(lambda: _is_replaced(running.process.pid, stopped))
+        until(lambda: running.ask("/replicas").json()["workers"] == 2)
+        for _ in range(4):  # whichever process is asked
+            text = running.ask("/metrics").body.decode()
+            assert 'workers_replaced_total{cause="silent"} 1.0' in text
+            assert 'workers_replaced_total{cause="died"} 0.0' in text
+        assert sum("stands still" in line for line in running.said) == 2  # told, then killed
+
+
+def test_a_process_that_comes_to_itself_when_told_to_end_lets_its_streams_finish() -> None:
+    program = ("-c", IMPATIENT.format("0.1, 2.0, 60.0"))
+    with (
+        replicas(1) as (one,),
+        launched("--replicas", one.url, "--workers", "2", program=program) as running,
+    ):
+        until(lambda: _all_ready(running.ask("/replicas").json()))
+        one.script.hold_after = (1, go_on := threading.Event())
+        connection = running.connect()
+        connection.request("POST", "/v1/chat/completions", json.dumps(chat()).encode())
+        answer = connection.getresponse()
+        answer.readline()
+        children = _children(running.process.pid)
+        stopped = next(pid for pid in children if _has_connection(pid, connection))
+        os.kill(stopped, signal.SIGSTOP)
+        until(lambda: any("stands still" in line for line in running.said))
+        os.kill(stopped, signal.SIGCONT)
+        until(lambda: any("draining" in line for line in running.said))
+        go_on.set()
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+        until(lambda: _is_replaced(running.process.pid, stopped))
+
+
+def test_a_machine_that_was_frozen_loses_no_process() -> None:
+    """Nobody beat, but neither did the supervisor look."""
+    program = ("-c", IMPATIENT.format("0.5, 2.0, 0.5"))
+    with (
+        replicas(1) as (one,),
+        launched("--replicas", one.url, "--workers", "2", program=program) as running,
+    ):
+        children = _children(running.process.pid)
+        frozen = [running.process.pid, *children]
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(4)  # longer than silence and grace
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+        killed, other = children
+        os.kill(killed, signal.SIGKILL)  # a look later: the supervisor goes on
+        until(lambda: _is_replaced(running.process.pid, killed))
+        assert other in _children(running.process.pid)
+        assert not any("stands still" in line for line in running.said)
+
+
+def test_silence_is_counted_in_looks_and_from_the_first_beat_on() -> None:
+    watched = supervisor.Watched(subprocess.Popen([sys.executable, "-c", ""]))
+    watched.process.wait(20)
+    assert [watched.look(0) for _ in range(100)] == [None] * 100  # it starts
+    orders = [watched.look(beats) for beats in [1, 2, 3, *[4] * 36]]
+    told = {at: order for at, order in enumerate(orders) if order}
+    assert told == {33: signal.SIGTERM, 38: signal.SIGKILL}
+    assert [watched.look(5)] + [watched.look(5) for _ in range(29)] == [None] * 30
+
+
+def _has_connection(pid: int, connection: http.client.HTTPConnection) -> bool:
+    """Whether the other end of a loopback connection is this process's."""
+    port = connection.sock.getsockname()[1]
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    inodes = {row[9] for row in rows if row[2].endswith(f":{port:04X}")}
+    links = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()]
+    return any(f"socket:[{inode}]" in links for inode in inodes)
+
+
 def test_a_process_that_is_told_to_end_while_it_starts_has_ended_well() -> None:
     waiting = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     done = subprocess.Popen([sys.executable, "-c", ""])
@@ -273,9 +364,39 @@ def test_keys_come_from_the_environment_or_a_file(tmp_path: Path) -> None:
         assert one.prompts()[0].headers["authorization"] == "Bearer inner"
 
 
+def test_a_key_from_a_pipe_reaches_all_processes_and_those_started_later() -> None:
+    keys = [os.pipe(), os.pipe()]
+    for (_, writes), text in zip(keys, (b"sesame\n", b"inner\n"), strict=True):
+        os.write(writes, text)
+        os.close(writes)
+    reads = [reads for reads, _ in keys]
+    with (
+        replicas(1) as (one,),
+        launched(
+            "--replicas", one.url, "--workers", "2", "--api-key-file", f"/dev/fd/{reads[0]}",
+            "--replica-key-file", f"/dev/fd/{reads[1]}", descriptors=reads,
+        ) as running,
+    ):  # fmt: skip
+        key = {"authorization": "Bearer sesame"}
+        for _ in range(2):  # both, one after the other
+            killed = _children(running.process.pid)[0]
+            os.kill(killed, signal.SIGKILL)
+            until(lambda killed=killed: _is_replaced(running.process.pid, killed))  # type: ignore[misc]
+            until(lambda: running.ask("/replicas", headers=key).json()["workers"] == 2)
+        for _ in range(8):
+            assert running.chat().status == 401
+            assert running.ask("/v1/chat/completions", chat(), headers=key).status == 200
+        assert {seen.headers["authorization"] for seen in one.prompts()} == {"Bearer inner"}
+    for each in reads:
+        os.close(each)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["--namespace", "/x", "--secret-file", "{folder}/pipe"], "is a pipe: give an ordinary"),
+        (["--namespace", "/x", "--secret-file", "{folder}/pipe", "--workers", "2"], "is a pipe"),
+        (["--replicas", "http://a:1", "--api-key-file", "/dev/zero"], "key is empty or not"),
         ([], "say where the replicas are"),
         (["--replicas", "http://a:1", "--namespace", "/x"], "exactly one"),
         (["--replicas", "nonsense://a"], "--replicas"),
