@@ -9,24 +9,23 @@ last good one stays, and the trouble is reported once for each new text.
 
 from __future__ import annotations
 
-import http.client
 import logging
 import os
 import stat
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from router.download import DownloadError, download
 from router.replicas import Replica, ReplicaError, listed
 from router.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
 BYTES_MAX = 1 << 20
-URL_DEADLINE_SECONDS = 5.0
+URL_DEADLINE_SECONDS = 10.0
+"""From asking for the list to its last byte."""
 STOP_SECONDS = 2.0
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 """Opening a pipe in whose place a file was a moment ago must not wait for its writer."""
@@ -112,15 +111,9 @@ class ListUrl:
 
     def read(self) -> Listing:
         try:
-            with urllib.request.urlopen(self._url, timeout=URL_DEADLINE_SECONDS) as answer:
-                data = answer.read(BYTES_MAX + 1)
-                is_torn = bool(answer.length) and len(data) <= BYTES_MAX
-        except urllib.error.URLError as error:
-            raise ReplicaError(f"{self._url}: {error.reason}") from error
-        except (http.client.HTTPException, ValueError) as error:  # no HTTP, or no URL
-            raise ReplicaError(f"{self._url}: {error!r}") from error
-        if is_torn:
-            raise ReplicaError(f"{self._url}: the list ended early")
+            data = download(self._url, bytes_max=BYTES_MAX, deadline_seconds=URL_DEADLINE_SECONDS)
+        except DownloadError as error:
+            raise ReplicaError(f"{self._url}: {error}") from error
         return _listing(data, self._url)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -97,6 +98,10 @@ def test_a_list_that_cannot_be_read_changes_nothing_and_is_told_once() -> None:
     assert followed(trouble, trouble, ONE, trouble) == ([], ["gone", "gone"])
 
 
+HEAD_OF_MANY = b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n"
+HEAD_OF_CHUNKS = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
 def served(answer: bytes) -> Listing:
     """What a list's server that answers these bytes is understood to say."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -129,12 +134,68 @@ def test_a_list_may_be_served() -> None:
         b"HTTP/1.1 200 OK\r\ncontent-length: 30\r\n\r\nhttp://a:1\n",
         b"HTTP/1.1 200 OK\r\n" + b"x: " + b"y" * 70_000 + b"\r\n\r\nhttp://a:1\n",
         b"HTTP/1.1 404 No\r\ncontent-length: 10\r\n\r\nhttp://a:1",
+        b"HTTP/1.1 302 Found\r\nlocation: ftp://127.0.0.1:9/x\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nlocation: file:///etc/hostname\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nb\r\nhttp://a:1\n\r\n",
     ],
-    ids=["no HTTP", "nothing", "torn", "a head without end", "an error"],
+    ids=["no HTTP", "nothing", "torn", "a head without end", "an error", "ftp", "a file", "cut"],
 )
 def test_what_is_no_list_served_changes_nothing(answer: bytes) -> None:
     with pytest.raises((ReplicaError, OSError)):
         served(answer)
+
+
+@pytest.mark.parametrize("dripping", [b"HTTP/1.1 200 OK\r\nx: ", HEAD_OF_MANY, HEAD_OF_CHUNKS])
+def test_a_list_that_comes_too_slowly_is_not_waited_for(
+    dripping: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However regularly a byte comes, in its head or its body."""
+    monkeypatch.setattr("router.sources.URL_DEADLINE_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(
+            target=_drip, args=(server, dripping, stopping := threading.Event())
+        )
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/list"
+        with pytest.raises(ReplicaError, match="not here within"):
+            ListUrl(url).read()
+        stopping.set()
+        thread.join()
+
+
+def _drip(server: socket.socket, begins: bytes, stopping: threading.Event) -> None:
+    """Sends for at most 20 s, unless nobody takes it any more: then it returns."""
+    line, _ = server.accept()
+    with line, suppress(OSError):
+        line.recv(65536)
+        line.sendall(begins)
+        piece = b"2\r\n# \r\n" if begins is HEAD_OF_CHUNKS else b"#"
+        for _ in range(1000):
+            line.sendall(piece)
+            if stopping.wait(0.02):
+                return
+
+
+def test_a_list_may_be_redirected() -> None:
+    body = b"http://a:1\nhttp://b:2\n"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def serve() -> None:
+            for answer in (
+                b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:%d/x\r\n\r\n" % port,
+                b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
+                % (len(body), body),
+            ):
+                line, _ = server.accept()
+                with line:
+                    line.recv(65536)
+                    line.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert ListUrl(f"http://127.0.0.1:{port}/list").read() == TWO
+        thread.join()
 
 
 def test_a_mistake_of_ours_ends_no_following() -> None:

@@ -1,0 +1,128 @@
+"""Download: one text by HTTP that is here by a deadline, however slowly its server sends.
+
+Returns the body, or raises DownloadError. `urllib`'s own timeout begins anew with every byte; here
+every wait, for the connection, the head and each piece, redirects included, ends at one time.
+Proxies are taken from the environment, as usual. Blocks; any thread.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+from router.fetch import tls_context
+
+
+class DownloadError(Exception):
+    """No whole body of the size allowed; the text says why."""
+
+
+def download(url: str, *, bytes_max: int, deadline_seconds: float) -> bytes:
+    """GET `url`; nothing but http and https, also where it redirects."""
+    left = _left_until(time.monotonic() + deadline_seconds)
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.UnknownHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPRedirectHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        _Http(left),
+        _Https(left),
+    ):
+        opener.add_handler(handler)
+    try:
+        with opener.open(url, timeout=deadline_seconds) as answer:
+            data: bytes = answer.read(bytes_max + 1)
+            is_torn = bool(answer.length) and len(data) <= bytes_max
+    except TimeoutError as error:
+        raise DownloadError(f"not here within {deadline_seconds:g} s") from error
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, TimeoutError):
+            raise DownloadError(f"not here within {deadline_seconds:g} s") from error
+        raise DownloadError(str(error.reason)) from error
+    except (http.client.HTTPException, OSError, ValueError) as error:  # no HTTP, or no URL
+        raise DownloadError(repr(error)) from error
+    if len(data) > bytes_max:
+        raise DownloadError(f"more than {bytes_max} bytes")
+    if is_torn:
+        raise DownloadError("it ended early")
+    return data
+
+
+def _left_until(end: float) -> Callable[[], float]:
+    """Seconds left; TimeoutError when there are none."""
+
+    def left() -> float:
+        seconds = end - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError("timed out")
+        return seconds
+
+    return left
+
+
+class _Http(urllib.request.HTTPHandler):
+    def __init__(self, left: Callable[[], float]) -> None:
+        super().__init__()
+        self._left = left
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_hurried(http.client.HTTPConnection, self._left), request)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, left: Callable[[], float]) -> None:
+        super().__init__()
+        self._left = left
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(
+            _hurried(http.client.HTTPSConnection, self._left), request, context=tls_context()
+        )
+
+
+def _hurried(kind: type[http.client.HTTPConnection], left: Callable[[], float]) -> Any:
+    """That kind of connection, each of whose waits takes at most what is `left`."""
+
+    class Response(http.client.HTTPResponse):
+        def __init__(self, sock: socket.socket, *arguments: Any, **more: Any) -> None:
+            super().__init__(sock, *arguments, **more)
+            self.fp = io.BufferedReader(_Hurried(sock, self.fp, left))
+
+    class Connection(kind):  # type: ignore[misc, valid-type]  # one of two classes
+        response_class = Response
+
+        def connect(self) -> None:
+            self.timeout = left()
+            super().connect()
+
+    return Connection
+
+
+class _Hurried(io.RawIOBase):
+    """What a socket receives."""
+
+    def __init__(
+        self, sock: socket.socket, file: io.BufferedIOBase, left: Callable[[], float]
+    ) -> None:
+        self._sock = sock
+        self._file = file  # holds the socket open
+        self._left = left
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._sock.settimeout(self._left())
+        return self._sock.recv_into(buffer)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
