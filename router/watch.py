@@ -1,9 +1,10 @@
 """Watch: asks every replica how it is: is it well, how busy, which models.
 
-One task for each member: a probe every `health_seconds`, its metrics every `scrape_seconds`, its
-models when it became well and every `MODELS_SECONDS`. What comes back goes to the members and to
-the fleet's `observe`; a probe can never change a count of requests in flight. An answer below 500
-is a replica that is well: one without the path is there all the same.
+Of each member a probe every `health_seconds`, its metrics every `scrape_seconds` and its models
+every `MODELS_SECONDS`; metrics and models from a good probe on and until there is trouble. Each
+question is a task of its own, so none waits for another's answer. What comes back goes to the
+members and to the fleet's `observe`; a probe can never change a count of requests in flight. An
+answer below 500 is a replica that is well: one without the path is there all the same.
 
 Effects only. Of the event loop's thread; no task outlives `stop`.
 """
@@ -13,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from router.fetch import FetchError, fetch
 from router.fleet import Fleet
-from router.members import Member, Members
+from router.members import Members
 from router.outcome import Observation
 from router.replicas import Replica
 from router.scrape import scraped
@@ -33,6 +34,8 @@ MODELS_GRACE_SECONDS = 0.25
 MODELS_WAIT_SECONDS = 1.0
 """All together, once a replica has answered."""
 
+Question = Callable[[Replica], Awaitable[object]]
+
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
@@ -42,15 +45,6 @@ class Rhythm:
     health_deadline_seconds: float = 5.0
     scrape_seconds: float = 1.0
     health_path: str = "/health"
-
-
-@dataclass(slots=True)
-class _Due:
-    """When one replica is looked at next."""
-
-    probe_at: float
-    scrape_at: float
-    models_at: float
 
 
 class Watch:
@@ -72,21 +66,26 @@ class Watch:
         self._now = now
         self._key = replica_key
         self._on_silent = on_silent
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}
+        """Of each replica, by what is asked."""
         self._asking: dict[str, asyncio.Task[bool]] = {}
         """Of each replica the question for its models that is under way."""
 
     def follow(self) -> None:
-        """One task for each member there is now, none for any other."""
+        """Tasks for each member there is now, none for any other."""
         for name in [name for name in self._tasks if self._members.get(name) is None]:
-            self._tasks.pop(name).cancel()
+            for task in self._tasks.pop(name).values():
+                task.cancel()
         for member in self._members:
             name = member.replica.id
             if name not in self._tasks:
-                self._tasks[name] = asyncio.create_task(self._watch(name), name=f"watch {name}")
+                self._tasks[name] = {}
+                self._begin(name, "health", self._probes(name))
 
     async def stop(self) -> None:
-        tasks: list[asyncio.Task[Any]] = [*self._tasks.values(), *self._asking.values()]
+        tasks: list[asyncio.Task[Any]] = [*self._asking.values()]
+        for known in self._tasks.values():
+            tasks.extend(known.values())
         self._tasks.clear()
         for task in tasks:
             task.cancel()
@@ -126,31 +125,36 @@ class Watch:
         if self._asking.get(name) is task:
             del self._asking[name]
 
-    async def _watch(self, name: str) -> None:
-        now = self._now()
-        due = _Due(now, now, now)
+    def _begin(self, name: str, what: str, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks[name][what] = asyncio.create_task(work, name=f"{what} of {name}")
+
+    async def _probes(self, name: str) -> None:
+        """While it is a member. A good probe sets going what is asked of the well."""
+        rhythm, asked = self._rhythm, self._tasks[name]
+        others: dict[str, tuple[Question, float]] = {
+            "metrics": (self._scrape, rhythm.scrape_seconds),
+            "models": (self._models, MODELS_SECONDS),
+        }
         while (member := self._members.get(name)) is not None:
             try:
-                await self._look(member, due)
+                await self._probe(member.replica)
             except Exception:  # a mistake of ours: unwatched, a replica would stay as it is
-                log.exception("looking at %s failed", name)
-                later = self._now() + MODELS_SECONDS
-                due = _Due(self._now() + self._rhythm.health_seconds, later, later)
-            next_at = due.probe_at if member.trouble else min(due.probe_at, due.scrape_at)
-            await asyncio.sleep(max(0.01, next_at - self._now()))
+                log.exception("probing %s failed", name)
+            for what, (question, seconds) in others.items():
+                if not member.trouble and (what not in asked or asked[what].done()):
+                    self._begin(name, what, self._ask(name, question, seconds))
+            await asyncio.sleep(rhythm.health_seconds)
 
-    async def _look(self, member: Member, due: _Due) -> None:
-        now = self._now()
-        if now >= due.probe_at:
-            await self._probe(member.replica)
-            due.probe_at = self._now() + self._rhythm.health_seconds
-        is_well = not member.trouble
-        if is_well and now >= due.scrape_at:
-            await self._scrape(member.replica)
-            due.scrape_at = self._now() + self._rhythm.scrape_seconds
-        if is_well and now >= due.models_at:
-            await self._models(member.replica)
-            due.models_at = self._now() + MODELS_SECONDS
+    async def _ask(self, name: str, question: Question, seconds: float) -> None:
+        """Again and again while it is a member and well."""
+        while (member := self._members.get(name)) is not None and not member.trouble:
+            pause = seconds
+            try:
+                await question(member.replica)
+            except Exception:  # a mistake of ours
+                log.exception("asking %s failed", name)
+                pause = MODELS_SECONDS
+            await asyncio.sleep(pause)
 
     async def _probe(self, replica: Replica) -> None:
         is_silent = False

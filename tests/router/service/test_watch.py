@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -28,13 +29,13 @@ def whole(body: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def replica(answer: Callable[[bytes], bytes]) -> AsyncIterator[Replica]:
-    """Answers each path with bytes."""
+async def replica(answer: Callable[[bytes], bytes | None]) -> AsyncIterator[Replica]:
+    """Answers each path with bytes, or with nothing while the connection lasts."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer(head.split()[1]))
-        await writer.drain()
+        data = answer(head.split()[1])
+        writer.write(await reader.read() if data is None else data)
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -45,24 +46,27 @@ async def replica(answer: Callable[[bytes], bytes]) -> AsyncIterator[Replica]:
         server.close()
 
 
-async def is_watched_after(answer: Callable[[bytes], bytes]) -> Members:
-    """Watches a replica that answers so, until it was probed well some times more."""
-    probes = 0
+async def is_watched_after(
+    answer: Callable[[bytes], bytes | None],
+    rhythm: Rhythm = OFTEN,
+    awaited: Sequence[bytes] = (b"/health",),
+) -> Members:
+    """Watches a replica that answers so, until it was asked for each of these some times."""
+    asked: Counter[bytes] = Counter()
 
-    def counted(path: bytes) -> bytes:
-        nonlocal probes
-        probes += path == b"/health"
+    def counted(path: bytes) -> bytes | None:
+        asked[path] += 1
         return answer(path)
 
     fleet = Fleet(rng=random.Random(1))
     members = Members(fleet)
     async with replica(counted) as there:
         members.apply({there.id: there})
-        watch = Watch(members, fleet, OFTEN, now=asyncio.get_running_loop().time)
+        watch = Watch(members, fleet, rhythm, now=asyncio.get_running_loop().time)
         watch.follow()
         try:
             async with asyncio.timeout(20):
-                while probes < 5:
+                while any(asked[path] < 5 for path in awaited):
                     await asyncio.sleep(0.001)
         finally:
             await watch.stop()
@@ -108,6 +112,30 @@ def test_a_mistake_of_ours_ends_no_watch(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("router.watch.scraped", broken)
     assert len(uvloop.run(is_watched_after(lambda path: WELL)).ready()) == 1
+
+
+PATIENT = Rhythm(health_seconds=0.01, scrape_seconds=0.01, health_deadline_seconds=600.0)
+
+
+@pytest.mark.parametrize("path", [b"/metrics", b"/v1/models"])
+def test_no_probe_waits_for_another_answer(path: bytes) -> None:
+    def answer(asked: bytes) -> bytes | None:
+        return None if asked == path else WELL
+
+    others = [b"/health", b"/metrics"]
+    awaited = [other for other in others if other != path]
+    assert len(uvloop.run(is_watched_after(answer, PATIENT, awaited)).ready()) == 1
+
+
+def test_metrics_wait_for_no_probe() -> None:
+    probes: list[bytes] = []
+
+    def answer(asked: bytes) -> bytes | None:
+        probes.extend([asked] if asked == b"/health" else [])
+        return None if asked == b"/health" and len(probes) > 1 else WELL
+
+    uvloop.run(is_watched_after(answer, PATIENT, [b"/metrics"]))
+    assert len(probes) == 2
 
 
 def test_models_are_asked_for_once_at_a_time() -> None:
