@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sharedfs_backend.audit import AuditVerdict, compare
@@ -43,11 +43,13 @@ EVERY = 1024
 TRIES = 16
 """Chunks that are looked at until the first one tells anything: it may be unreadable, or zeros."""
 OWN_KEYS_MAX = 65536
+"""Own chunks kept in mind, at about 260 bytes each."""
 WRITERS_MAX = 65536
 
 Place = tuple[bytes, LayoutDescriptor, bytes]
 """(realm, layout, key) of a chunk."""
 Copy = tuple[PackName, ChunkEntry]
+"""A chunk of a pack of one's own."""
 Whom = tuple[bytes, int, str]
 """(realm, rank, writer) of who stored something."""
 
@@ -62,10 +64,14 @@ class Auditor:
         self._stats = context.stats
         self._ledger = ledger
         self._lock = threading.Lock()
-        self._own: OrderedDict[Place, Copy | None] = OrderedDict()  # None: being written
+        self._own: OrderedDict[Place, PackName | None] = OrderedDict()  # None: being written
         self._met: OrderedDict[Place, tuple[Pack, ChunkEntry]] = OrderedDict()
         self._seen: OrderedDict[Whom, int] = OrderedDict()
         self._judged: set[Whom] = set()
+
+    def __len__(self) -> int:
+        """Own chunks kept in mind."""
+        return len(self._own)
 
     def begun(self, job: PackJob) -> None:
         """This process is about to write these: copies published meanwhile are kept in mind."""
@@ -84,11 +90,11 @@ class Auditor:
         met: dict[Pack, tuple[ChunkEntry, Copy]] = {}  # one chunk of each pack
         with self._lock:
             for entry in commit.entries:
-                place, own = (commit.realm, commit.layout, entry.key), (commit.name, entry)
-                self._own[place] = own
+                place = (commit.realm, commit.layout, entry.key)
+                self._own[place] = commit.name
                 if place in self._met:
                     pack, theirs = self._met.pop(place)
-                    met[pack] = (theirs, own)
+                    met[pack] = (theirs, (commit.name, entry))
             _shrink(self._own)
         for pack, (theirs, own) in met.items():
             if self._is_due(pack.realm, pack.rank, pack.name.writer):
@@ -133,8 +139,23 @@ class Auditor:
             for _, entry, place in twice if not copies else ():
                 self._meet(place, pack, entry)
             for own, entry in copies[:1]:
-                if self._is_due(pack.realm, pack.rank, pack.name.writer):
-                    self._later(pack, entry, own)
+                ours = self._entry_of(own, entry.key)
+                if ours and self._is_due(pack.realm, pack.rank, pack.name.writer):
+                    self._later(pack, entry, (own, ours))
+
+    def dropped(self, packs: Iterable[Pack]) -> None:
+        """What these held is no longer to be compared with: forget it."""
+        names = {pack.name for pack in packs if self._ledger.is_own(pack.name.writer)}
+        if not (names and self._own):
+            return
+        with self._lock:
+            for place in [place for place, name in self._own.items() if name in names]:
+                del self._own[place]
+
+    def _entry_of(self, name: PackName, key: bytes) -> ChunkEntry | None:
+        pack = self._ledger.pack(name)
+        entries = None if pack is None else self._ledger.catalog.entries_of(pack.pack_id)
+        return next((entry for entry in entries or () if entry.key == key), None)
 
     def _meet(self, place: Place, pack: Pack, entry: ChunkEntry) -> None:
         """Somebody else's copy of a chunk that is being written here."""

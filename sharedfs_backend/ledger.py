@@ -331,11 +331,21 @@ class Ledger:
             return [w for w, view in self._writers.items() if view.unreadable and not view.vanished]
 
     def forget_vanished(self, is_covered: Callable[[str], bool]) -> None:
-        """Forget writers whose journals are gone and that no snapshot speaks of (I9)."""
+        """Forget writers whose journals are gone and that no snapshot speaks of, and ids this
+        process gave up that nothing speaks of any more (I9)."""
         with self.lock:
             for writer, view in list(self._writers.items()):
                 if view.vanished and writer != self._current and not is_covered(writer):
                     del self._writers[writer]
+            given_up = self._own - self._writers.keys() - {self._current}
+            known = [*self._packs.values()] if given_up else []
+            orphans = [*self._orphans]
+        for pack in known:
+            given_up.discard(pack.name.writer)
+            given_up.difference_update(pack.committers)
+        given_up.difference_update(name.writer for name in orphans)
+        with self.lock:
+            self._own -= given_up
 
     def unsettled_writers(self, settled: set[str]) -> int:
         """Writers that may have bytes in flight nobody has counted: not ended, not retired, and
@@ -373,6 +383,17 @@ class Ledger:
 
     def layout_of_space(self, space: int) -> LayoutDescriptor | None:
         return self._index.layout_of_space(space)
+
+    @property
+    def pack_count(self) -> int:
+        """Packs and tombstones."""
+        return len(self._packs)
+
+    @property
+    def writer_count(self) -> int:
+        """Writers, and ids this process gave up."""
+        with self.lock:
+            return len(self._own.union(self._writers))
 
     def packs(self) -> list[Pack]:
         with self.lock:

@@ -77,7 +77,7 @@ class OrphanPass:
         self._unnamed_since: dict[PackName, float] = {}
         self._acting: list[PackName] = []
         self.settled: set[str] = set()
-        """Dead writers none of whose packs is unnamed any more."""
+        """Dead writers with a journal none of whose packs is unnamed any more."""
         self.passes_done = 0
         self.judged_once = False
         """All packs were compared with all records once: usage includes the orphans."""
@@ -182,7 +182,8 @@ class OrphanPass:
         may = self.acts and not self._profile.orphans_offline_only
         self._acting = [n for n, since in unnamed.items() if may and self._may_touch(n, since, now)]
         waiting_for = {name.writer for name in unnamed}
-        self.settled |= {w for w in self._dead_at_start if w not in waiting_for}
+        settled = self.settled | (self._dead_at_start - waiting_for)
+        self.settled = settled & {v.writer for v in self._ledger.writers() if not v.vanished}
         self.phase = Phase.ACTING
         self.judged_once = True
         self.next_allowed = now + self._lease_seconds / 4

@@ -275,8 +275,10 @@ class Parts:
             self.auditor.check_foreign(changes.committed)
 
     def _dropped(self, packs: Iterable[Pack]) -> None:
-        for pack in packs:
+        dropped = list(packs)
+        for pack in dropped:
             self.fds.forget(pack.name)
+        self.auditor.dropped(dropped)
 
     def _passed(self, started: float, now: float) -> None:
         """A complete pass over all journals: a new credit."""
@@ -412,6 +414,7 @@ class Parts:
             **self.reader.stats(),
             "catalog_chunks": len(self.catalog),
             "catalog_packs": self.catalog.pack_count,
+            "catalog_rows": self.catalog.row_count,
             "catalog_bytes": self.catalog.memory_bytes(),
             "catalog_refused_chunks": self.catalog.refused_chunks,
             "catalog_age_seconds": self.runtime.now() - self.refresher.last_good_pass_started,
@@ -427,6 +430,10 @@ class Parts:
             "queue_bytes": self.putter.queued_bytes,
             "in_flight_bytes": self.credits.in_flight_bytes,
             "locks_held": self.finder.locks_held,
+            "keys_remembered": len(self.keyring),
+            "packs_known": self.ledger.pack_count,
+            "writers_known": self.ledger.writer_count,
+            "audit_chunks": len(self.auditor),
             "writers_live": len(self.ledger.live_writers(self.publisher.writer)),
         }
 

@@ -329,7 +329,7 @@ class Publisher:
         self._install(turn, journal)
         self._failures, self._retry_at, self._full = 0, 0.0, False
         is_old = start - self._last_end > self._lease_seconds  # nor is it said by a later renewal
-        self._own = [writer] if is_old else [*self._own, writer]
+        self._own = [writer] if is_old else [*filter(self._ledger.is_own, self._own), writer]
         self._last_end = end
         self._ledger.apply(writer, offset, records, end)
         self._stats.add("journals_begun")

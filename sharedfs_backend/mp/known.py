@@ -6,19 +6,22 @@ more than what passed through this process. Each key is announced to LMCache's l
 caller is told so that it can take them out of LMCache's books too.
 
 A page's cursor is the admission number of its last key: keys admitted or removed meanwhile shift
-nothing.
+nothing. A removed key leaves its number behind, never itself, until half of the numbers are such.
 """
 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 KNOWN_MAX = 131_072
 """Keys remembered, at about 400 bytes each."""
+NUMBERS_MIN = 2048
+"""Fewer numbers than this are not worth a pass, whatever they stand for."""
 
 
 @dataclass(slots=True)
@@ -43,8 +46,8 @@ class KnownKeys:
         self._limit = limit
         self._lock = threading.Lock()
         self._entries: dict[Any, _Entry] = {}
-        self._numbers: list[int] = []  # ascending; may name keys that are gone
-        self._keys: list[Any] = []  # parallel to _numbers
+        self._numbers: list[int] = []  # ascending
+        self._keys: list[Any] = []  # parallel to _numbers; None for a key that is gone
         self._next = 0
 
     def __len__(self) -> int:
@@ -64,7 +67,10 @@ class KnownKeys:
                     entry.announced, entry.size = True, size
                     fresh.keys.append(key)
                     fresh.sizes.append(size)
-            self._shrink(gone)
+            surplus = max(0, len(self._entries) - self._limit)
+            for key in list(islice(self._entries, surplus)):
+                self._drop(key, gone)
+            self._compact()
         return fresh, gone
 
     def remove(self, keys: Sequence[Any]) -> Sized:
@@ -73,6 +79,7 @@ class KnownKeys:
         with self._lock:
             for key in keys:
                 self._drop(key, gone)
+            self._compact()
         return gone
 
     def page(
@@ -84,16 +91,15 @@ class KnownKeys:
         with self._lock:
             at = bisect_right(self._numbers, after)
             for place in range(at, len(self._numbers)):
-                key, number = self._keys[place], self._numbers[place]
-                entry = self._entries.get(key)
-                if entry is None or entry.number != number:
+                key = self._keys[place]
+                if key is None:
                     continue
                 if model_name is not None and key.model_name != model_name:
                     continue
                 if len(found) == limit:
                     return found, last
-                found.append((key, entry.size))
-                last = number
+                found.append((key, self._entries[key].size))
+                last = self._numbers[place]
         return found, None
 
     def slice(self, after: int, limit: int) -> tuple[list[Any], int]:
@@ -110,16 +116,15 @@ class KnownKeys:
 
     def _drop(self, key: Any, gone: Sized) -> None:
         entry = self._entries.pop(key, None)
-        if entry is not None and entry.announced:
+        if entry is None:
+            return
+        self._keys[bisect_left(self._numbers, entry.number)] = None
+        if entry.announced:
             gone.keys.append(key)
             gone.sizes.append(entry.size)
 
-    def _shrink(self, gone: Sized) -> None:
-        if len(self._entries) > self._limit:
-            surplus = len(self._entries) - self._limit
-            for key in list(self._entries)[:surplus]:
-                self._drop(key, gone)
-        if len(self._numbers) > 2 * self._limit:
-            kept = [(entry.number, key) for key, entry in self._entries.items()]
-            self._numbers = [number for number, _key in kept]
-            self._keys = [key for _number, key in kept]
+    def _compact(self) -> None:
+        """Forget the numbers of keys that are gone once they are the greater part."""
+        if len(self._numbers) > max(2 * len(self._entries), min(NUMBERS_MIN, 2 * self._limit)):
+            self._numbers = [entry.number for entry in self._entries.values()]
+            self._keys = list(self._entries)

@@ -138,6 +138,17 @@ def test_churn_does_not_grow_the_order() -> None:
     assert len(known.page(-1, 99, None)[0]) == 10
 
 
+def test_a_key_that_went_is_held_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharedfs_backend.mp.known.NUMBERS_MIN", 0)
+    known, wanted = KnownKeys(limit=100), keys(150)
+    known.admit(wanted, [1] * 150, stored=True)
+    assert sum(key is not None for key in known._keys) == len(known) == 100
+    known.remove(wanted[60:140])
+    assert sum(key is not None for key in known._keys) == len(known) == 20
+    assert len(known._numbers) <= 2 * len(known)
+    assert [key for key, _ in known.page(-1, 99, None)[0]] == [*wanted[50:60], *wanted[140:]]
+
+
 # -- the dispatcher --------------------------------------------------------------------------------
 
 

@@ -108,3 +108,14 @@ def test_after_the_first_verdict_few_chunks_are_looked_at(tmp_path: Path) -> Non
     task = put(second, 0, 0, 64)
     assert task.present == [True] * 64
     assert second.store.stats()["audits"] == 1
+
+
+def test_chunks_of_a_pack_that_was_dropped_are_not_kept_in_mind(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    put(client, 0, 0, 4)
+    kept = len(client.store.parts.auditor)
+    put(client, 0, 4, 8)
+    first = min(client.store.parts.ledger.packs(), key=lambda pack: pack.name.seq)
+    assert (kept, len(client.store.parts.auditor)) == (4, 8)
+    client.store.parts.sweeper.drop([first.name])
+    assert len(client.store.parts.auditor) == client.store.stats()["audit_chunks"] == 4

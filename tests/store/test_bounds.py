@@ -169,6 +169,59 @@ def test_every_process_forgets_tombstones_and_writers_that_left_nothing(tmp_path
         assert len(ledger.writers()) <= 2
 
 
+def churn(client: Client, rounds: int) -> None:
+    """One pack each round, in a journal of its own, dropped and forgotten after a while."""
+    client.store.parts.publisher._journal_bytes_max = 4096
+    for seed in range(rounds):
+        client.put(chunks_of(1, seed=seed))
+        live = [pack.name for pack in client.store.parts.ledger.packs() if pack.live]
+        client.store.parts.sweeper.drop(live)
+        client.pass_time(101.0)
+        snapshot(client)
+
+
+def test_ids_this_process_gave_up_are_forgotten_with_the_last_pack(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    parts = client.store.parts
+    churn(client, 12)
+    after_some = parts.ledger.writer_count, len(parts.publisher._own), parts.ledger.pack_count
+    churn(client, 24)
+    assert client.store.stats()["journals_begun"] >= 36
+    after_many = parts.ledger.writer_count, len(parts.publisher._own), parts.ledger.pack_count
+    assert all(many <= some for many, some in zip(after_many, after_some, strict=True))
+
+
+def test_an_id_this_process_gave_up_is_its_own_while_a_pack_bears_it(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    client.put(chunks_of(1, seed=99))
+    (old,) = journals(tmp_path)
+    client.store.parts.publisher._journal_bytes_max = 4096
+    for seed in range(3):
+        client.put(chunks_of(1, seed=seed))
+        client.pass_time(101.0)
+        snapshot(client)
+    for _ in range(4):
+        client.pass_time(101.0)
+    assert old not in journals(tmp_path)
+    assert client.store.parts.ledger.is_own(old)
+
+
+def test_the_dead_that_left_nothing_are_not_remembered_as_settled(tmp_path: Path) -> None:
+    leader = Client(tmp_path, 1, cap_bytes=64 * MIB)
+    leader.put(chunks_of(1))
+    for seed in range(6):
+        guest = Client(tmp_path, 10 + seed, cap_bytes=64 * MIB)
+        guest.put(chunks_of(1, seed=20 + seed))
+        for _ in range(8):
+            leader.pass_time(101.0)
+            leader.store.parts.orphans.begin()
+        snapshot(leader)
+        leader.pass_time(101.0)
+    orphans, known = leader.store.parts.orphans, leader.store.parts.ledger.writers()
+    assert leader.store.stats()["journals_retired"] > 3
+    assert orphans.settled <= {view.writer for view in known if not view.vanished}
+
+
 def test_an_id_this_process_gave_up_is_retired_by_itself(tmp_path: Path) -> None:
     client = Client(tmp_path)
     client.put(chunks_of(1))
