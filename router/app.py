@@ -8,9 +8,12 @@ reading of the replica list. It decides nothing; each line here is who gets to k
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import os
 import random
 import resource
+import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -88,6 +91,7 @@ class App:
             replica_key=settings.replica_key,
             first_byte_seconds_max=settings.first_byte_seconds_max,
         )
+        identity = _identity(self._place)
         self.watch = Watch(
             self.members,
             self.fleet,
@@ -99,6 +103,7 @@ class App:
             now=now,
             replica_key=settings.replica_key,
             on_silent=self._gone,
+            identity=identity,
         )
         self.peers = Peers(self._asked, self._place.folder, self._place.number)
         self.service = Service(
@@ -112,6 +117,7 @@ class App:
                 self,
                 is_draining=lambda: self.is_draining,
                 refresh_models=self.watch.refresh_models,
+                identity=identity,
             ),
             now=now,
         )
@@ -320,6 +326,13 @@ class App:
                 bucket.in_flight[seen.replica] = seen.in_flight
                 bucket.pending_s[seen.replica] = round(seen.pending_s, 3)
             await asyncio.sleep(SAMPLE_SECONDS)
+
+
+def _identity(place: Place) -> str:
+    """Of this router and no other; the same for all its processes, which meet in one directory."""
+    if place.folder is None:
+        return secrets.token_hex(8)
+    return hashlib.sha256(os.fsencode(place.folder)).hexdigest()[:16]
 
 
 def _descriptors() -> int:

@@ -61,11 +61,14 @@ class Endpoints:
         *,
         is_draining: Callable[[], bool],
         refresh_models: Callable[[], Awaitable[bool]],
+        identity: str = "",
     ) -> None:
+        """`identity` is in what the router says of its health: so it knows itself in its list."""
         self._members = members
         self._colleagues = colleagues
         self._is_draining = is_draining
         self._refresh_models = refresh_models
+        self._identity = identity
         folder = resources.files("router.page")
         self._pages = {
             path: Reply(200, (folder / name).read_bytes(), ((b"content-type", kind), *PAGE_HEADERS))
@@ -92,13 +95,14 @@ class Endpoints:
         return page if reader is None else reader()
 
     def _health(self) -> Reply:
-        return answers.as_json({"status": "draining" if self._is_draining() else "ok"})
+        status = "draining" if self._is_draining() else "ok"
+        return answers.as_json({"status": status, "router": self._identity})
 
     def _ready(self) -> Reply:
         count = len(self._members.ready())
         is_ready = count > 0 and not self._is_draining()
         body = {"ready": is_ready, "replicas": len(self._members), "replicas_ready": count}
-        return answers.as_json(body, 200 if is_ready else 503)
+        return answers.as_json({**body, "router": self._identity}, 200 if is_ready else 503)
 
     async def _metrics(self) -> Reply:
         whole, tally = await self._sight(), Tally()

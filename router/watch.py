@@ -57,15 +57,18 @@ class Watch:
         now: Callable[[], float],
         replica_key: str | None = None,
         on_silent: Callable[[Replica, str], None] | None = None,
+        identity: str = "",
     ) -> None:
         """`on_silent` hears of each probe without an answer from a replica that is down, and
-        why. One that answers it is unwell may still finish what it has."""
+        why. One that answers it is unwell may still finish what it has. Who answers with
+        `identity` is this router: a request sent there would come back without end."""
         self._members = members
         self._fleet = fleet
         self._rhythm = rhythm
         self._now = now
         self._key = replica_key
         self._on_silent = on_silent
+        self._identity = identity.encode()
         self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}
         """Of each replica, by what is asked."""
         self._asking: dict[str, asyncio.Task[bool]] = {}
@@ -166,6 +169,8 @@ class Watch:
                 key=self._key,
             )
             trouble = f"its health check says {answer.status}" if answer.status >= 500 else ""
+            if self._identity and self._identity in answer.body:
+                trouble = "it is this router itself: take it off the list"
         except FetchError as error:
             trouble, is_silent = f"its health check failed: {error}", True
         self._members.probed(replica.id, trouble, self._now())

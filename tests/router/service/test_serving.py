@@ -383,6 +383,25 @@ def _ids(running: Running) -> list[str]:
     return running.on_loop(lambda: [member.replica.id for member in running.app.members])
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_a_router_in_its_own_list_sends_itself_nothing(path: str, tmp_path: Path) -> None:
+    """One request would come back again and again, until there are no connections left."""
+    listed = tmp_path / "list"
+    with replicas(1) as (one,):
+        listed.write_text(one.url)
+        with router(replica_file=str(listed), health_path=path) as running:
+            running.wait_ready(1)
+            own = f"127.0.0.1:{running.port}"
+            listed.write_text(f"{one.url}\n{own}")
+            until(lambda: "this router itself" in _trouble(running, own))
+            assert {running.chat(f"{number}").replica for number in range(8)} == {one.id}
+
+
+def _trouble(running: Running, name: str) -> str:
+    rows = running.ask("/replicas").json()["replicas"]
+    return next((row["trouble"] for row in rows if row["id"] == name), "")
+
+
 def test_the_list_changes_under_load_and_no_request_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "list"
     with replicas(3) as three:
