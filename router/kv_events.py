@@ -86,8 +86,8 @@ class Follower:
     def _events(self, payload: bytes) -> list[Any]:
         try:
             message = msgpack.unpackb(payload, strict_map_key=False)
-        except (ValueError, msgpack.UnpackException):
-            message = None
+        except (ValueError, TypeError, msgpack.UnpackException):
+            message = None  # TypeError: a list as a map's key
         if not isinstance(message, list) or len(message) < 2 or not isinstance(message[1], list):
             self.malformed += 1
             return []

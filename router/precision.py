@@ -103,8 +103,16 @@ class Precision:
                 last = self._checked.get(name)
                 if bases and (last is None or self._now() - last >= CHECK_SECONDS):
                     self._checked[name] = self._now()
-                    await self.exact.check(partial(self._post, member.replica), name, bases[0])
+                    await self._check(member.replica, bases[0])
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def _check(self, replica: Replica, model: str) -> None:
+        try:
+            await self.exact.check(partial(self._post, replica), replica.id, model)
+        except Exception:  # a mistake of ours: the others are still to be compared
+            log.exception("comparing token ids with %s failed", replica.id)
+        if self._members.get(replica.id) is None:  # it left meanwhile
+            self.exact.parity.forget(replica.id)
 
     async def _post(self, replica: Replica, path: str, body: bytes) -> bytes | None:
         try:
@@ -133,6 +141,8 @@ class Precision:
                 await follow(follower, endpoint)
             except (OSError, ZMQError) as error:
                 log.warning("KV events of %s: %s", name, error)
+            except Exception:  # a mistake of ours: what was known would count for ever
+                log.exception("following the KV events of %s failed", name)
             if follower.batches:  # else it has its shadow still
                 self._fleet.resident(name, (), (), True)
             await asyncio.sleep(EVENTS_PAUSE_SECONDS)

@@ -129,7 +129,7 @@ def with_field(
     body: Sequence[bytes], fields: Mapping[str, Any], name: str, values: Mapping[str, Any]
 ) -> tuple[bytes, ...]:
     """A JSON object's bytes with one more object in it; `fields` is what they decode to. Only
-    where the client sent that object too is the body written anew."""
+    where the client sent that object too, or not UTF-8 alone, is the body written anew."""
     there = fields.get(name)
     if there is not None:
         merged = {**values, **there} if isinstance(there, Mapping) else there
@@ -138,6 +138,10 @@ def with_field(
     if first is None or name in fields:
         return tuple(body)
     piece = body[first]
+    begin = piece.lstrip()[:2]
+    if not begin.startswith(b"{") or len(begin) < 2 or begin.endswith(b"\0"):
+        # A byte order mark, or UTF-16 and UTF-32, whose ASCII has zero bytes.
+        return (json.dumps({**fields, name: values}).encode(),)
     at = piece.index(b"{") + 1
     insert = json.dumps({name: values})[1:-1].encode() + (b"," if fields else b"")
     return (*body[:first], piece[:at] + insert, piece[at:], *body[first + 1 :])

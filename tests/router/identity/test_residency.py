@@ -207,8 +207,9 @@ def test_a_message_that_comes_replayed_and_as_it_is_counts_once() -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"\xc1", msgpack.packb(3), msgpack.packb([0.0]), msgpack.packb([0.0, 3])],
-)
+    [b"", b"\xc1", msgpack.packb(3), msgpack.packb([0.0]), msgpack.packb([0.0, 3]),
+     b"\x92\x00\x91\x81\x90\x01"],  # a list as a map's key
+)  # fmt: skip
 def test_a_malformed_message_is_counted(payload: bytes) -> None:
     listener = Listener()
     listener.follower.take(Batch(0, payload))

@@ -105,6 +105,15 @@ def test_what_the_client_set_itself_stays() -> None:
     assert json.loads(b"".join(made)) == fields
 
 
+@pytest.mark.parametrize("coding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32-le"])
+@pytest.mark.parametrize("cut", [1, 3, 9])
+def test_a_body_that_does_not_begin_as_utf_8_is_written_anew(coding: str, cut: int) -> None:
+    fields = {"prompt": "x", "model": "m"}
+    data = json.dumps(fields).encode(coding)
+    made = with_field([data[:cut], data[cut:]], fields, "added", SKIP)
+    assert json.loads(b"".join(made)) == fields | {"added": SKIP}
+
+
 JSON = st.dictionaries(st.text(), st.text() | st.integers() | st.none(), max_size=5)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from router.settings import Settings, SettingsError
-from router.tokens import Tokenizer, ids_of, kind_of, open_tokenizer
+from router.tokens import Kind, Tokenizer, ids_of, kind_of, open_tokenizer
 from tests.router.identity.byte_tokenizer import write_byte_tokenizer
 from tests.router.service.fakes import Running, replicas, router, until
 
@@ -61,6 +62,50 @@ def test_on_disagreement_it_falls_back_to_characters_and_says_so(folder: Path) -
             text = "naïve " * 50
             assert running.ask("/v1/completions", {"model": "m", "prompt": text}).status == 200
             assert prompt_tokens(running) < len(text)
+
+
+def test_what_an_engine_that_left_said_of_its_tokens_counts_no_more(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Also when it said so last: its answer was under way."""
+    asked, go_on = threading.Event(), threading.Event()
+    with replicas(2) as (one, two):
+        two.script.tokenize = engine(open_tokenizer(str(folder)))
+        differing = engine(open_tokenizer(str(folder)), extra=1)
+
+        def late(fields: dict[str, Any]) -> list[int]:
+            asked.set()
+            assert go_on.wait(20)
+            return list(differing(fields))
+
+        one.script.tokenize = late
+        path = tmp_path / "list"
+        path.write_text(f"{one.url}\n{two.url}")
+        with router(replica_file=str(path), tokenizer=str(folder)) as running:
+            assert asked.wait(20)
+            path.write_text(two.url)
+            until(lambda: running.on_loop(lambda: running.app.members.get(one.id)) is None)
+            go_on.set()
+            until(lambda: "completion" not in not_exact(running))
+
+
+def test_a_mistake_in_comparing_one_engine_leaves_the_others_compared(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Kind] = []
+
+    def mistaken(tokenizer: Tokenizer, kind: Kind, fields: dict[str, Any]) -> list[int] | None:
+        asked.append(kind)
+        if len(asked) == 1:
+            raise AssertionError("a mistake")
+        return ids_of(tokenizer, kind, fields)
+
+    monkeypatch.setattr("router.exact.ids_of", mistaken)
+    with replicas(2) as pair:
+        for each in pair:
+            each.script.tokenize = engine(open_tokenizer(str(folder)))
+        with router(*(each.url for each in pair), tokenizer=str(folder)) as running:
+            until(lambda: "completion" not in not_exact(running))
 
 
 def test_a_missing_tokenizer_stops_the_start_and_says_so() -> None:
