@@ -241,16 +241,19 @@ class PackReader:
         if self._fill is not None:
             is_last = read_in_place(task, piece, handle, self._fill, buffer)
             if is_last is not None:
-                self._note_read(piece, 0.0, now() - began, in_place=True)
+                self._note_read(piece, 0.0, now() - began, 0.0, in_place=True)
                 return is_last
         if self._load_checked is not None and task.gate.doors is not None:
             found = load_checked(task, task.gate.doors, piece, handle, self._load_checked, buffer)
             if found is None:
                 return self._fail_short(task, piece, f"fewer than {piece.length} bytes")
             loaded, is_last = found
-            self._note_read(piece, loaded.read_seconds, loaded.busy_seconds)
+            self._note_read(
+                piece, loaded.read_seconds, loaded.busy_seconds, loaded.quickest_seconds
+            )
             return is_last
         read_seconds = busy_seconds = 0.0
+        quickest_seconds = float("inf")
         is_last = False
         at = 0
         verifier = self._verifier()
@@ -266,8 +269,9 @@ class PackReader:
             at += sum(part.ends for part in parts)
             is_last |= copy_verified(task, parts, buffer, verifier)
             read_seconds += came - began
+            quickest_seconds = min(quickest_seconds, came - began)
             busy_seconds += now() - came
-        self._note_read(piece, read_seconds, busy_seconds)
+        self._note_read(piece, read_seconds, busy_seconds, quickest_seconds)
         return is_last
 
     def _fail_short(self, task: ReadTask, piece: Piece, detail: str) -> bool:
@@ -276,13 +280,20 @@ class PackReader:
         return task.fail(piece, Miss(MissKind.SHORT, detail))
 
     def _note_read(
-        self, piece: Piece, read_seconds: float, busy_seconds: float, *, in_place: bool = False
+        self,
+        piece: Piece,
+        read_seconds: float,
+        busy_seconds: float,
+        quickest_seconds: float,
+        *,
+        in_place: bool = False,
     ) -> None:
+        reads = -(-piece.length // self._buffers.buffer_bytes)
         with self._lock:
-            self._counts["reads"] += -(-piece.length // self._buffers.buffer_bytes)
+            self._counts["reads"] += reads
             self._counts["reads_in_place"] += in_place
             self._counts["bytes_read"] += piece.length
-        if self._queue.observe(read_seconds, busy_seconds):
+        if self._queue.observe(read_seconds, busy_seconds, reads, quickest_seconds):
             self._start_workers()
 
     # -- ending --------------------------------------------------------------------------------

@@ -100,11 +100,16 @@ class ReadQueue:
             self._pieces -= task.queue.pieces
             self._tasks.pop(id(task), None)
 
-    def observe(self, read_seconds: float, busy_seconds: float) -> bool:
+    def observe(
+        self, read_seconds: float, busy_seconds: float, reads: int, quickest_seconds: float
+    ) -> bool:
         """What a piece took. True if more workers are wanted than before."""
         with self._lock:
             before = self._depth.value
-            return self._depth.observe(read_seconds, busy_seconds) > before
+            after = self._depth.observe(
+                read_seconds, busy_seconds, reads=reads, quickest_seconds=quickest_seconds
+            )
+            return after > before
 
     def tasks(self) -> list[ReadTask]:
         """The unfinished ones, oldest first."""

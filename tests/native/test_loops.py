@@ -273,6 +273,7 @@ def test_loading_moves_what_no_door_keeps_out(
     assert pieces.found == wanted
     assert int(pieces.memory.astype(np.int64).sum()) == sum(map(sum, wanted))  # nothing beside
     assert loaded.read_seconds > 0 and loaded.busy_seconds > 0
+    assert 0 < loaded.quickest_seconds <= loaded.read_seconds
     assert pieces.doors.is_free()
 
 
