@@ -30,8 +30,8 @@ MEMORY = 1 / 8
 BOLD = 4
 """Reads for each core that any waiting justifies: a slow mount answers a few times at once."""
 
-WINDOW = 16
-"""The quickest read is that of the last 16 to 32 pieces."""
+WINDOW = 8
+"""The quickest read is that of the last 8 to 16 pieces."""
 
 
 class ReadDepth:

@@ -50,7 +50,7 @@ def test_waiting_in_a_queue_is_no_reason_for_a_longer_one() -> None:
 def test_a_quick_read_is_forgotten() -> None:
     depth = ReadDepth(2, 128)
     settle(depth, 0.0105, 0.001, quickest_seconds=0.0004)
-    assert settle(depth, 0.0105, 0.001, pieces=40) >= 20
+    assert settle(depth, 0.0105, 0.001, pieces=20) >= 20
 
 
 def test_what_one_read_of_many_took_is_compared_with_its_own_work() -> None:
