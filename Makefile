@@ -75,10 +75,11 @@ bench-catalog: setup-dev  ## memory and speed of the catalog with 10^6 chunks
 bench-routing: setup-dev  ## the router's decisions against others' on traces (TRACE=PATH for a file; hours)
 	$(VENV)/python -m bench.routing $(if $(TRACE),--trace $(TRACE))
 
-# The peers get an environment of their own; compiled rows where `make compile-router` was run.
+# The peers get an environment of their own; without gcc the compiled rows are left out.
 bench-relay: setup-dev  ## what relaying costs beside two other routers (PEERS=DIR for their environment)
+	-@$(MAKE) --no-print-directory compile-router
 	$(VENV)/python -m bench.relay --venv $(PEERS) --rounds 3 --prefixes 200000 \
-	    $(if $(wildcard build/compiled/router),--compiled build/compiled)
+	    $$([ -d build/compiled/router ] && echo --compiled build/compiled)
 
 bench-tools:  ## builds the throttling file system (apt install gcc pkg-config libfuse3-dev fuse3)
 	@$(PYTHON) bench/throttle/available.py
