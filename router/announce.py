@@ -22,15 +22,17 @@ import signal
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from router.announcer import Announcer
+from router.download import DownloadError, download
 from router.registry import AnnouncedReplica
 from router.replicas import ReplicaError, replica_at
+from router.settings import SettingsError
+from router.sources import check_secret
 from sharedfs_backend.economics import kv_bytes_per_token
 from sharedfs_backend.exceptions import NamespaceError, NamespaceMissing, SharedFSError
 from sharedfs_backend.files import FileFailure, LocalFiles
@@ -44,7 +46,8 @@ __all__ = ["Announcer", "main"]
 log = logging.getLogger("router.announce")
 
 ASK_SECONDS = 5.0
-"""How long an engine may take to answer; a busy one does so between two steps."""
+"""How long an engine may take for all of an answer; a busy one does so between two steps."""
+ANSWER_BYTES_MAX = 1 << 20
 WAIT_SECONDS = 2.0
 """Between two looks at an engine, or for a namespace, that is not there yet."""
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -62,13 +65,15 @@ Ask = Callable[[str], bytes | None]
 def ask_over_http(url: str) -> bytes | None:
     """Never through a proxy: replicas are neighbours. VLLM_API_KEY is sent where it is set."""
     key = os.environ.get("VLLM_API_KEY")
-    request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=ASK_SECONDS) as answer:
-            data: bytes = answer.read(1 << 20)
-            return data
-    except (OSError, ValueError):  # URLError and timeouts are OSErrors
+        return download(
+            url,
+            bytes_max=ANSWER_BYTES_MAX,
+            deadline_seconds=ASK_SECONDS,
+            headers={"authorization": f"Bearer {key}"} if key else {},
+            uses_proxies=False,
+        )
+    except DownloadError:
         return None
 
 
@@ -257,6 +262,10 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
         options.url = replica_at(options.url).url
     except ReplicaError as error:
         parser.error(f"--url: {error}")
+    try:
+        check_secret(options.secret_file)
+    except SettingsError as error:
+        parser.error(str(error))
     options.lmcache_url = options.lmcache_url.rstrip("/")
     options.namespace = os.path.abspath(options.namespace)
     return options

@@ -144,7 +144,7 @@ class App:
 
     async def start(self) -> None:
         """Raises SettingsError for a list or a port that cannot be had."""
-        check_secret(self.settings)
+        check_secret(self.settings.secret_file)
         self.precision = await opened(
             self.settings, fleet=self.fleet, members=self.members, now=self._now
         )

@@ -142,7 +142,7 @@ def key_from(path: Path | None, variable: str) -> str | None:
 
 def _run(settings: Settings, place: Place | None) -> int:
     if settings.workers > 1 and place is None:
-        check_secret(settings)
+        check_secret(settings.secret_file)
         keys = {API_KEY_VARIABLE: settings.api_key, REPLICA_KEY_VARIABLE: settings.replica_key}
         given = {variable: key for variable, key in keys.items() if key is not None}
         return supervise(

@@ -9,16 +9,17 @@ way (`relay` moves them), so nothing here can touch a count of load.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from dataclasses import dataclass
-from functools import cache
 
 import httptools
 
+from router.download import tls_context
 from router.replicas import Replica
 
 BYTES_MAX = 8 << 20  # a busy vLLM's /metrics has a few hundred kB
 PIECE_BYTES = 64 << 10
+FRAMING = frozenset((b"content-length", b"transfer-encoding"))
+"""An answer without either ends with its connection."""
 
 
 class FetchError(Exception):
@@ -36,19 +37,22 @@ class _Answer:
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
+        self.has_head = False
+        self.tells_its_end = False
         self.is_complete = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() in FRAMING:
+            self.tells_its_end = True
+
+    def on_headers_complete(self) -> None:
+        self.has_head = True
 
     def on_body(self, piece: bytes) -> None:
         self.pieces.append(piece)
 
     def on_message_complete(self) -> None:
         self.is_complete = True
-
-
-@cache
-def tls_context() -> ssl.SSLContext:
-    """The system's certificates; made once, reading them takes tens of milliseconds."""
-    return ssl.create_default_context()
 
 
 async def fetch(
@@ -93,9 +97,10 @@ async def _fetch(replica: Replica, path: str, key: str | None, body: bytes | Non
             if received > BYTES_MAX:
                 raise FetchError(f"an answer of more than {BYTES_MAX} bytes")
             parser.feed_data(piece)
-        status = parser.get_status_code()
-        if not status:
+        if not answer.has_head:
             raise FetchError("the connection closed before an answer")
-        return Fetched(status, b"".join(answer.pieces))
+        if answer.tells_its_end and not answer.is_complete:
+            raise FetchError("the answer ended early")
+        return Fetched(parser.get_status_code(), b"".join(answer.pieces))
     finally:
         writer.transport.abort()  # nothing is left to send, and waiting could hang

@@ -85,18 +85,18 @@ def other_kind(found: os.stat_result) -> str:
     return KINDS.get(stat.S_IFMT(found.st_mode), "a device")
 
 
-def check_secret(settings: Settings) -> None:
+def check_secret(path: str | None) -> None:
     """Raises SettingsError for a secret that could not be read again: every process reads it, and
     each of its parts that open the namespace. One that is missing they report themselves."""
-    if settings.secret_file is None:
+    if path is None:
         return
     try:
-        kind = other_kind(os.stat(settings.secret_file))
+        kind = other_kind(os.stat(path))
     except OSError:
         return
     if kind:
         raise SettingsError(
-            f"--secret-file {settings.secret_file} is {kind}: give an ordinary file, which can be"
+            f"--secret-file {path} is {kind}: give an ordinary file, which can be"
             " read more than once"
         )
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -209,6 +211,39 @@ def test_a_wrong_argument_is_exit_status_2(root: Path, capsys: pytest.CaptureFix
         (root / name).rename(root / (name + "x"))
     assert announce.main(["--namespace", str(root), "--url", URL]) == 2
     assert "NAMESPACE.json" in capsys.readouterr().err
+
+
+def test_a_secret_that_can_be_read_but_once_is_refused(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(root / "pipe")
+    with pytest.raises(SystemExit, match="2"):
+        options(root, "--secret-file", f"{root}/pipe")
+    assert "is a pipe: give an ordinary file" in capsys.readouterr().err
+
+
+def test_an_engine_that_drips_is_no_engine_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else SIGTERM would wait for its last byte, and the replica stay announced."""
+    monkeypatch.setattr(announce, "ASK_SECONDS", 0.3)
+    stopping = Event()
+
+    def drip() -> None:
+        line, _ = server.accept()
+        with line, suppress(OSError):
+            line.recv(65536)
+            line.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
+            for _ in range(1000):
+                line.sendall(b"x")
+                if stopping.wait(0.02):
+                    return
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = Thread(target=drip)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/health"
+        assert announce.ask_over_http(url) is None
+        stopping.set()
+        thread.join()
 
 
 class Page(BaseHTTPRequestHandler):

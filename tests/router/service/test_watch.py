@@ -94,6 +94,35 @@ def test_an_upgrade_nobody_asked_for_is_a_failed_probe() -> None:
     assert "health check failed" in member.trouble and not members.ready()
 
 
+def test_a_replica_that_ends_in_the_midst_of_its_answers_head_is_not_well() -> None:
+    members = uvloop.run(is_watched_after(lambda path: b"HTTP/1.1 200 OK\r\ncontent-len"))
+    (member,) = members
+    assert "closed before an answer" in member.trouble and not members.ready()
+
+
+@pytest.mark.parametrize(
+    "framing", [b"content-length: 99\r\n\r\n", b"transfer-encoding: chunked\r\n\r\n1f\r\n"]
+)
+def test_numbers_cut_short_are_none(framing: bytes) -> None:
+    """Of twelve requests that wait one digit may have come."""
+    page = b"HTTP/1.1 200 OK\r\n" + framing + b"vllm:num_requests_waiting 1"
+
+    async def ask() -> None:
+        async with replica(lambda path: page) as there:
+            await fetch(there, "/metrics", deadline_seconds=20.0)
+
+    with pytest.raises(FetchError, match="ended early"):
+        uvloop.run(ask())
+
+
+def test_an_answer_that_ends_with_its_connection_is_one() -> None:
+    async def ask() -> bytes:
+        async with replica(lambda path: b"HTTP/1.1 200 OK\r\n\r\nall of it") as there:
+            return (await fetch(there, "/metrics", deadline_seconds=20.0)).body
+
+    assert uvloop.run(ask()) == b"all of it"
+
+
 def test_models_without_a_name_are_none() -> None:
     entries = [{"id": ["x"]}, {"id": None}, {}, "x", {"id": "m"}]
     body = json.dumps({"data": entries}).encode()
