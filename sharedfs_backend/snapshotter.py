@@ -107,18 +107,21 @@ class Snapshotter:
             )
             return None
         data = encode_snapshot(gathered, self._seal)
+        del gathered  # each of these is as large as all rows of the catalog
         try:
             try:
                 self._write_file(name.path, data, start)
             finally:
                 if not self._rules.snapshot_outlived_by_verified_successor:
                     self._remove(parents)
+            nbytes = len(data)
+            del data
             back = read_whole(self._files, name.path, SNAPSHOT_BYTES_MAX)
             snapshot = decode_snapshot(back, self._seal)
         except (FileFailure, FormatError) as error:
             self._stats.once("snapshots_failed", "snapshot %s not written: %s", name.path, error)
             return None
-        self._reader.noted(name, len(data))
+        self._reader.noted(name, nbytes)
         self._reader.adopt(name, snapshot)
         self._stats.add("snapshots_written")
         return name

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
+import pytest
+
+from sharedfs_backend.files import Files
+from sharedfs_backend.layout import Snapshot
+from sharedfs_backend.snapshots import read_whole
 from tests.store.inline import Client, chunks_of
 from tests.store.test_publisher import journals
 
@@ -16,6 +22,24 @@ def snapshot(client: Client) -> None:
     writer = client.store.parts.publisher.writer
     assert writer is not None
     assert client.store.parts.snapshotter.write(writer) is not None
+
+
+def test_what_was_written_is_not_held_while_it_is_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each copy is as large as the catalog."""
+
+    def reading(files: Files, path: str, bytes_max: int) -> bytearray:
+        held.extend(one for one in gc.get_objects() if isinstance(one, Snapshot))
+        return read_whole(files, path, bytes_max)
+
+    client, held = Client(tmp_path), list[Snapshot]()
+    client.put(chunks_of(1))
+    monkeypatch.setattr("sharedfs_backend.snapshotter.read_whole", reading)
+    gc.collect()
+    snapshot(client)
+    assert len(snapshots(tmp_path)) == 1
+    assert held == []
 
 
 def test_an_ended_journal_is_retired_and_its_chunks_are_still_found(tmp_path: Path) -> None:
