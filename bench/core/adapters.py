@@ -216,6 +216,10 @@ class Driver:
         """Our own counters (opens, reads, depth, ...); nothing for the others."""
         return dict(self.store_object.stats()) if self.name == OURS else {}
 
+    def gauges(self) -> dict[str, float]:
+        """What the adapter and the store behind it show of themselves; nothing for the others."""
+        return dict(self.adapter.metrics()) if self.name == OURS else {}
+
     def store(self, keys: Sequence[Any], objects: Sequence[Any]) -> Timed:
         """Until the adapter says the batch is stored (for ours: committed)."""
 
