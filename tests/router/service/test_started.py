@@ -214,7 +214,7 @@ cli.main()
 
 
 def test_a_process_that_stands_still_is_replaced() -> None:
-    program = ("-c", IMPATIENT.format("0.1, 2.0, 0.5"))
+    program = ("-c", IMPATIENT.format("0.1, 4.0, 0.5"))
     with (
         replicas(1) as (one,),
         launched("--replicas", one.url, "--workers", "2", program=program) as running,
@@ -231,7 +231,7 @@ def test_a_process_that_stands_still_is_replaced() -> None:
 
 
 def test_a_process_that_comes_to_itself_when_told_to_end_lets_its_streams_finish() -> None:
-    program = ("-c", IMPATIENT.format("0.1, 2.0, 60.0"))
+    program = ("-c", IMPATIENT.format("0.1, 4.0, 60.0"))
     with (
         replicas(1) as (one,),
         launched("--replicas", one.url, "--workers", "2", program=program) as running,
@@ -255,7 +255,7 @@ def test_a_process_that_comes_to_itself_when_told_to_end_lets_its_streams_finish
 
 def test_a_machine_that_was_frozen_loses_no_process() -> None:
     """Nobody beat, but neither did the supervisor look."""
-    program = ("-c", IMPATIENT.format("0.5, 2.0, 0.5"))
+    program = ("-c", IMPATIENT.format("0.5, 3.0, 0.5"))
     with (
         replicas(1) as (one,),
         launched("--replicas", one.url, "--workers", "2", program=program) as running,
@@ -264,7 +264,7 @@ def test_a_machine_that_was_frozen_loses_no_process() -> None:
         frozen = [running.process.pid, *children]
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(4)  # longer than silence and grace
+        time.sleep(5)  # longer than silence and grace
         for pid in frozen:
             os.kill(pid, signal.SIGCONT)
         killed, other = children
