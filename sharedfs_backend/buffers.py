@@ -67,9 +67,3 @@ class BufferPool:
     def release(self, buffer: PrivateBuffer) -> None:
         with self._lock:
             self._free.append(buffer)
-
-    def trim(self) -> None:
-        """Give the memory of idle buffers back; called when there is nothing to read."""
-        with self._lock:
-            self._made -= len(self._free)
-            self._free.clear()

@@ -157,13 +157,18 @@ class Storer:
         """One pack: planned and paid for, ready to be written; None if it was given up."""
         now = self._runtime.now()
         refusal: Refusal | None = Refusal.NO_SPACE
+        reserved_bytes = 0
         try:
             job = self._job(realm, pack, writer)
-            self._on_begun(job)
             if not self._space.is_waiting(now):
                 refusal = self._credits.reserve(job.total_bytes, now)
+            if refusal is None:
+                reserved_bytes = job.total_bytes
+                self._on_begun(job)
         except Exception:  # a buffer that is no flat memory, say: the caller's mistake or ours
             log.exception("a pack of %d chunks was given up", len(pack))
+            if reserved_bytes:
+                self._credits.settle(reserved_bytes)
             self._pack_done(batch, None, pack, BROKEN)
             return None
         if refusal is None:

@@ -246,7 +246,7 @@ def test_hashed_calls_are_counted_by_their_steps_and_watched(world: World) -> No
 
 def test_a_refused_call_is_no_operation_however_many_it_would_have_been(world: World) -> None:
     handle = world.files.create("a")
-    loaded = Loaded([b"digest"], 0.0, 0.0)
+    loaded = Loaded([b"digest"], 0.0, 0.0, 0.0)
     load = world.files.watched_load(lambda *_: loaded)
     parts = [b"x"] * (WRITE_PARTS_MAX + 1)
     assert load(handle, 0, 0, 4096, [(0, 8192, 0)], 0) is loaded

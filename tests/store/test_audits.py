@@ -119,3 +119,18 @@ def test_chunks_of_a_pack_that_was_dropped_are_not_kept_in_mind(tmp_path: Path) 
     assert (kept, len(client.store.parts.auditor)) == (4, 8)
     client.store.parts.sweeper.drop([first.name])
     assert len(client.store.parts.auditor) == client.store.stats()["audit_chunks"] == 4
+
+
+def test_a_store_without_credit_leaves_nothing_in_mind(tmp_path: Path) -> None:
+    client = Client(tmp_path, 1)
+    client.store.parts.credits.cap(1 << 40)  # before any credit was granted
+    put(client, 0, 0, 4)
+    assert client.store.stats()["audit_chunks"] == 0
+
+
+def test_credit_is_returned_where_the_audit_fails(tmp_path: Path) -> None:
+    client = Client(tmp_path, 1)
+    storer = client.store.parts.storer
+    storer._on_begun = lambda _job: 1 / 0
+    assert put(client, 0, 0, 4).failed is not None
+    assert client.store.parts.credits.in_flight_bytes == 0
