@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sharedfs_backend.layout import LayoutDescriptor
+from sharedfs_backend.packjob import PackJob
 from sharedfs_backend.store import PutItem, PutTask
 from tests.store.inline import Client
 from tests.store.test_damage import flip, pack_files
@@ -130,7 +131,10 @@ def test_a_store_without_credit_leaves_nothing_in_mind(tmp_path: Path) -> None:
 
 def test_credit_is_returned_where_the_audit_fails(tmp_path: Path) -> None:
     client = Client(tmp_path, 1)
-    storer = client.store.parts.storer
-    storer._on_begun = lambda _job: 1 / 0
+
+    def broken(_job: PackJob) -> None:
+        raise RuntimeError
+
+    client.store.parts.storer._on_begun = broken
     assert put(client, 0, 0, 4).failed is not None
     assert client.store.parts.credits.in_flight_bytes == 0
