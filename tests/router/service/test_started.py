@@ -255,21 +255,23 @@ def test_a_process_that_comes_to_itself_when_told_to_end_lets_its_streams_finish
 
 def test_a_machine_that_was_frozen_loses_no_process() -> None:
     """Nobody beat, but neither did the supervisor look."""
-    program = ("-c", IMPATIENT.format("0.5, 3.0, 0.5"))
+    program = ("-c", IMPATIENT.format("0.5, 5.0, 0.5"))
     with (
         replicas(1) as (one,),
         launched("--replicas", one.url, "--workers", "2", program=program) as running,
     ):
         children = _children(running.process.pid)
-        frozen = [running.process.pid, *children]
-        for pid in frozen:
+        for pid in children:
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(5)  # longer than silence and grace
-        for pid in frozen:
-            os.kill(pid, signal.SIGCONT)
+        time.sleep(1.2)  # it has seen their last beats
+        os.kill(running.process.pid, signal.SIGSTOP)
+        time.sleep(6)  # longer than silence and grace
         killed, other = children
-        os.kill(killed, signal.SIGKILL)  # a look later: the supervisor goes on
+        os.kill(killed, signal.SIGKILL)
+        os.kill(running.process.pid, signal.SIGCONT)  # it wakes first, and looks
         until(lambda: _is_replaced(running.process.pid, killed))
+        os.kill(other, signal.SIGCONT)
+        until(lambda: running.ask("/replicas").json()["workers"] == 2)
         assert other in _children(running.process.pid)
         assert not any("stands still" in line for line in running.said)
 
