@@ -65,7 +65,8 @@ class ReadDepth:
         self, read_seconds: float, busy_seconds: float, *, reads: int, quickest_seconds: float
     ) -> int:
         """The new depth, a piece's `reads` reads having taken `read_seconds` and the rest of its
-        work `busy_seconds`; the quickest of them took `quickest_seconds`. One that took for ever
+        work `busy_seconds`; the quickest of them took `quickest_seconds`, infinite where none
+        was the mount's: what comes from memory tells nothing about latency. One that took for ever
         counts no more than the deepest useful depth asks."""
         self._ratio += MEMORY * (self._waiting(read_seconds, busy_seconds) - self._ratio)
         wanted = self._depth(self._ratio)

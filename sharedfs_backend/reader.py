@@ -241,7 +241,7 @@ class PackReader:
         if self._fill is not None:
             is_last = read_in_place(task, piece, handle, self._fill, buffer)
             if is_last is not None:
-                self._note_read(piece, 0.0, now() - began, 0.0, in_place=True)
+                self._note_read(piece, 0.0, now() - began, float("inf"), in_place=True)
                 return is_last
         if self._load_checked is not None and task.gate.doors is not None:
             found = load_checked(task, task.gate.doors, piece, handle, self._load_checked, buffer)

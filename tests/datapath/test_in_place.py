@@ -64,7 +64,7 @@ class Memory:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    return World(str(tmp_path), piece_bytes=MIB)
+    return World(str(tmp_path), piece_bytes=MIB, depth_max=64)
 
 
 @pytest.fixture(params=["python", "compiled"])
@@ -192,3 +192,22 @@ def test_reads_from_memory_do_not_raise_the_depth(world: World, memory: Memory) 
     submit(world, reads_of(world.store([content(n, MIB) for n in range(40)])))
     world.runtime.run()
     assert world.reader.stats()["depth"] <= before
+
+
+def test_reads_from_memory_tell_nothing_about_the_latency_of_the_others(
+    world: World, memory: Memory
+) -> None:
+    """Every fourth piece is in memory; the mount takes 10 ms for each of the rest."""
+
+    def take_10_ms() -> None:
+        world.runtime.seconds += 0.01
+
+    def some_held() -> None:
+        memory.held = None if len(memory.asked) % 4 == 0 else 0
+
+    memory.before, world.files.after_read = some_held, take_10_ms
+    packs = [world.store([content(n, 5000)], seq=n) for n in range(20)]
+    submit(world, reads_of(*packs))
+    world.runtime.run()
+    assert world.reader.stats()["reads_in_place"] == 5
+    assert world.reader.stats()["depth"] > 4
