@@ -77,8 +77,8 @@ class Auditor:
         """This process is about to write these: copies published meanwhile are kept in mind."""
         places = [(job.realm, job.layout, key) for key in job.keys]
         with self._lock:
-            for place in places:
-                self._own.setdefault(place, None)
+            for place in places:  # an older copy is being dropped, or is not to be read
+                self._own[place] = None
             _shrink(self._own)
         for place in self._known_of(job, places):  # published since the catalog was asked
             found = self._find(*place)
@@ -138,10 +138,13 @@ class Auditor:
             copies = [(own, entry) for own, entry, _ in twice if own is not None]
             for _, entry, place in twice if not copies else ():
                 self._meet(place, pack, entry)
-            for own, entry in copies[:1]:
+            for own, entry in copies:
                 ours = self._entry_of(own, entry.key)
-                if ours and self._is_due(pack.realm, pack.rank, pack.name.writer):
+                if ours is None:
+                    continue  # dropped just then, or not in the catalog
+                if self._is_due(pack.realm, pack.rank, pack.name.writer):
                     self._later(pack, entry, (own, ours))
+                break
 
     def dropped(self, packs: Iterable[Pack]) -> None:
         """What these held is no longer to be compared with: forget it."""

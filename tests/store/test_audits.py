@@ -6,7 +6,9 @@ import random
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from sharedfs_backend.facts import Pack
 from sharedfs_backend.layout import LayoutDescriptor
 from sharedfs_backend.packjob import PackJob
 from sharedfs_backend.store import PutItem, PutTask
@@ -79,6 +81,46 @@ def test_a_copy_published_while_the_own_is_being_written_is_compared_too(tmp_pat
     world.run()
     assert second.store.stats()["audits_failed"] == 1
     assert not is_shared(second)
+
+
+def drop_unheard(client: Client) -> list[Pack]:
+    """Drop the only pack there is; what was dropped, which the auditor has not heard of yet."""
+    parts = client.store.parts
+    unheard: list[Pack] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts.auditor, "dropped", unheard.extend)
+        parts.sweeper.drop([pack.name for pack in parts.ledger.packs()])
+    return unheard
+
+
+def test_a_drop_that_is_heard_late_does_not_hide_a_copy_of_what_is_written_anew(
+    tmp_path: Path,
+) -> None:
+    first, second = Client(tmp_path, 1), Client(tmp_path, 2)
+    put(second, 1, 0, 4)
+    unheard = drop_unheard(second)
+    put(first, 0, 0, 4)
+    world = second.runtime
+    world.held = True
+    second.store.submit_put(items_of(1, 0, 4))
+    world.pending.popleft()()  # to be written next
+    second.store.parts.auditor.dropped(unheard)
+    world.time += 2.0
+    second.store.tick()
+    world.pending.rotate(-1)  # the refresh comes first
+    world.held = False
+    world.run()
+    assert second.store.stats()["audits_failed"] == 1
+
+
+def test_a_copy_is_compared_with_the_first_own_chunk_that_is_still_there(tmp_path: Path) -> None:
+    first, second = Client(tmp_path, 1), Client(tmp_path, 2)
+    put(second, 1, 0, 4)
+    drop_unheard(second)
+    put(second, 1, 4, 8)
+    put(first, 0, 0, 8)
+    second.refresh()
+    assert second.store.stats()["audits_failed"] == 1
 
 
 def test_the_same_content_from_two_writers_goes_on_being_shared(tmp_path: Path) -> None:
