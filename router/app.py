@@ -59,6 +59,8 @@ class Place:
     """Set where another process has already chosen one."""
     board: Board | None = None
     """Where processes have a supervisor."""
+    supervisor: int | None = None
+    """Its process id."""
 
 
 class App:
@@ -155,6 +157,8 @@ class App:
         listing = await self._first_list(source)
         self._apply(listing)
         drained = await self._catch_up() if self._place.folder is not None else set()
+        if self._place.board is not None:  # from here on it must not stand still
+            self._place.board.beat(self._place.number)
         try:
             self.relay = await serve(
                 self.service,

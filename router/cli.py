@@ -14,10 +14,11 @@ import gc
 import logging
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -30,14 +31,14 @@ from router.app import App, Place
 from router.board import Board
 from router.settings import Settings, SettingsError
 from router.sources import check_secret
-from router.supervisor import supervise
+from router.supervisor import END_NOW, supervise
 
 log = logging.getLogger(__name__)
 
 API_KEY_VARIABLE = "SHAREDFS_ROUTER_API_KEY"
 REPLICA_KEY_VARIABLE = "SHAREDFS_ROUTER_REPLICA_KEY"
 WORKER_VARIABLE = "SHAREDFS_ROUTER_WORKER"
-"""`number:port:board:directory`; set by the supervisor for its workers."""
+"""`number:port:board:supervisor:directory`; set by the supervisor for its workers."""
 
 KEY_CHARACTERS_MAX = 64 << 10
 """More fits in no head; what has no end, as a device, must not fill memory."""
@@ -162,8 +163,8 @@ def _place() -> Place | None:
     text = os.environ.get(WORKER_VARIABLE)
     if text is None:
         return None
-    number, port, board, folder = text.split(":", 3)
-    return Place(Path(folder), int(number), int(port), Board(int(board)))
+    number, port, board, parent, folder = text.split(":", 4)
+    return Place(Path(folder), int(number), int(port), Board(int(board)), int(parent))
 
 
 def _start_worker(
@@ -171,7 +172,7 @@ def _start_worker(
 ) -> subprocess.Popen[bytes]:
     """`keys` by their variables: files are read once, by the supervisor. A pipe can only be, and so
     a process started again has the others' keys."""
-    where = f"{number}:{port}:{board.descriptor}:{folder}"
+    where = f"{number}:{port}:{board.descriptor}:{os.getpid()}:{folder}"
     environment = {**os.environ, **keys, WORKER_VARIABLE: where}
     # The very command this process was started with: the same code runs, compiled or not.
     command = [sys.executable, *sys.orig_argv[1:]]
@@ -188,19 +189,23 @@ def _raise_descriptors() -> None:
 
 
 async def _serve(settings: Settings, place: Place) -> None:
-    """Until SIGTERM or SIGINT; a second one ends the drain at once."""
+    """Until SIGTERM or SIGINT; a second one, or the supervisor's order, ends the drain at once."""
     router = App(settings, place)
-    signals: asyncio.Queue[None] = asyncio.Queue()
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    told = (signal.SIGTERM, signal.SIGINT)
+    orders = told if place.supervisor is None else (END_NOW,)
     loop = asyncio.get_running_loop()
-    orphaned = asyncio.create_task(_until_orphaned(signals)) if place.folder else None
+    orphaned: asyncio.Task[None] | None = None
+    if place.supervisor is not None:
+        orphaned = asyncio.create_task(_until_orphaned(place.supervisor, signals))
     beating: asyncio.Task[None] | None = None
+    if place.board is not None:
+        beating = asyncio.create_task(_beat(place.board, place.number))
     try:
         await router.start()
-        if place.board is not None:
-            beating = asyncio.create_task(_beat(place.board, place.number))
         # Not sooner: a start that a dead file system holds up must end as any program does.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, signals.put_nowait, None)
+        for number in {*told, *orders}:
+            loop.add_signal_handler(number, signals.put_nowait, number)
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         code = "plain Python" if fleet.__file__.endswith(".py") else "compiled"
@@ -211,7 +216,7 @@ async def _serve(settings: Settings, place: Place) -> None:
         await signals.get()
         log.info("draining for at most %g s", settings.drain_seconds)
         drained = asyncio.create_task(router.drain(settings.drain_seconds))
-        again = asyncio.create_task(signals.get())
+        again = asyncio.create_task(_until_one_of(orders, signals))
         await asyncio.wait({drained, again}, return_when=asyncio.FIRST_COMPLETED)
         for task in (drained, again):
             task.cancel()
@@ -221,20 +226,30 @@ async def _serve(settings: Settings, place: Place) -> None:
             if watching is not None:
                 watching.cancel()
         await router.close()
+        if place.folder is not None and os.getppid() != place.supervisor:
+            # Nobody else will: the other processes end too.
+            shutil.rmtree(place.folder, ignore_errors=True)
 
 
-async def _until_orphaned(signals: asyncio.Queue[None]) -> None:
-    """A worker whose supervisor was killed ends as if told to."""
-    parent = os.getppid()
+async def _until_one_of(
+    orders: Collection[signal.Signals], signals: asyncio.Queue[signal.Signals]
+) -> None:
+    while await signals.get() not in orders:
+        pass  # told again to do what is being done
+
+
+async def _until_orphaned(parent: int, signals: asyncio.Queue[signal.Signals]) -> None:
+    """A worker whose supervisor was killed, however early, ends as if told to."""
     while os.getppid() == parent:
         await asyncio.sleep(ORPHAN_SECONDS)
-    signals.put_nowait(None)
+    signals.put_nowait(signal.SIGTERM)
 
 
 async def _beat(board: Board, number: int) -> None:
-    """Says to the supervisor that this loop turns."""
+    """Says to the supervisor that this loop turns; `App.start` says it first."""
     while True:
-        board.beat(number)
+        if board.beats(number):
+            board.beat(number)
         await asyncio.sleep(BEAT_SECONDS)
 
 

@@ -4,8 +4,9 @@ The kernel spreads connections over all sockets that listen on the port with SO_
 supervisor holds the port with a socket that never listens, so that it is known and stays ours while
 processes come and go, and a private directory in which they meet (`peers`). A process that dies is
 started again after a pause; one that stands still, for which its number on the `board` stops
-growing, is ended first. Signals reach the supervisor, which passes them on and waits; the second
-ends the drain.
+growing, is ended first. Signals reach the supervisor, which tells the workers and waits: SIGTERM
+makes them drain, however often it comes, for a cancelled job's every process gets it, from whoever
+cancels it and from here; for the second signal they get `END_NOW`.
 
 It must not know what a worker does; how to start one is an argument.
 """
@@ -39,8 +40,10 @@ SILENT_SECONDS = 30.0
 """Without a beat for so long a worker stands still. Generous: a machine short of memory or time may
 hold one up, and ending it cuts its streams."""
 
-ENDED_WELL = (0, -signal.SIGTERM)
-"""The latter: it was still starting, and had nothing to drain."""
+END_NOW = signal.SIGUSR1
+"""To a worker: end the drain."""
+ENDED_WELL = (0, -signal.SIGTERM, -END_NOW)
+"""The latter two: it was still starting, or had finished, and had nothing to drain."""
 
 Start = Callable[[int, int, Path, Board], subprocess.Popen[bytes]]
 """Starts worker `number` on a port, meeting the others in a directory, its beats on the board."""
@@ -123,9 +126,14 @@ def supervise(start: Start, *, host: str, port: int, workers: int, drain_seconds
                     continue
                 status = worker.process.returncode
                 log.error("process %d ended with %d: started again", number + 1, status)
-                board.replaced(Cause.SILENT if worker.was_silent else Cause.DIED)
                 board.starts(number)
-                watched[number] = Watched(start(number, at, Path(folder), board))
+                try:
+                    process = start(number, at, Path(folder), board)
+                except OSError as error:  # no memory or processes left: what ended it may pass
+                    log.error("process %d cannot be started: %s", number + 1, error)
+                    continue
+                board.replaced(Cause.SILENT if worker.was_silent else Cause.DIED)
+                watched[number] = Watched(process)
         running = [worker.process for worker in watched]
         return _end(running, drain_seconds + GRACE_SECONDS, stopping)
 
@@ -145,14 +153,16 @@ def _all_serve(folder: Path, workers: int) -> bool:
 
 
 def _end(running: list[subprocess.Popen[bytes]], seconds: float, again: threading.Event) -> int:
-    """Tells all to end, and again whenever `again` is set; kills who has not after `seconds`."""
-    again.set()
+    """Tells all to drain, to end whenever `again` is set; kills who has not after `seconds`."""
+    again.clear()
+    for process in running:
+        process.terminate()
     until = time.monotonic() + seconds
     while any(process.poll() is None for process in running) and time.monotonic() < until:
         if again.wait(END_LOOK_SECONDS):
             again.clear()
             for process in running:
-                process.terminate()
+                process.send_signal(END_NOW)
     ended_well = True
     for process in running:
         if process.poll() is None:

@@ -20,6 +20,7 @@ import pytest
 
 from router import supervisor
 from router.app import Place
+from router.board import shared_board
 from router.relay.limits import DESCRIPTORS_KEPT
 from router.relay.server import RelayServer, serve
 from router.service import Service
@@ -67,6 +68,72 @@ def test_a_second_signal_ends_the_drain_at_once(workers: str) -> None:
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(20) == 0
         hold.set()
+
+
+def test_a_signal_to_every_process_of_a_job_cuts_no_stream() -> None:
+    """As service managers and batch systems send it; the supervisor's own comes on top."""
+    with replicas(1) as (one,), launched("--replicas", one.url, "--workers", "2") as running:
+        until(lambda: _all_ready(running.ask("/replicas").json()))
+        one.script.hold_after = (1, go_on := threading.Event())
+        connection = running.connect()
+        connection.request("POST", "/v1/chat/completions", json.dumps(chat()).encode())
+        answer = connection.getresponse()
+        answer.readline()
+        for pid in _children(running.process.pid):
+            os.kill(pid, signal.SIGTERM)
+        until(lambda: sum("draining" in line for line in running.said) == 2)
+        running.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)  # it has passed it on
+        go_on.set()
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+        assert running.process.wait(20) == 0
+
+
+def test_a_supervisor_that_is_killed_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    environment = {"TMPDIR": str(tmp_path)}
+    more = ("--replicas", "http://127.0.0.1:9", "--workers", "2")
+    with launched(*more, environment=environment) as running:
+        children = _children(running.process.pid)
+        running.process.kill()
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_whose_supervisor_is_gone_before_it_runs_ends(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(20)
+    with shared_board() as board:
+        where = f"0:0:{board.descriptor}:{gone.pid}:{tmp_path}"
+        ended = subprocess.run(
+            [sys.executable, "-m", "router", "--replicas", "http://127.0.0.1:9", "--workers", "2"],
+            env={**os.environ, "SHAREDFS_ROUTER_WORKER": where},
+            pass_fds=(board.descriptor,), timeout=60, check=False,
+        )  # fmt: skip
+    assert ended.returncode == 0
+
+
+FRUGAL = """
+import errno, subprocess, time
+from router import cli
+started, first = [], cli.subprocess.Popen
+def popen(*arguments, **more):
+    started.append(None)
+    if len(started) in (3, 4):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+    return first(*arguments, **more)
+cli.subprocess.Popen = popen
+cli.main()
+"""
+
+
+def test_a_process_that_cannot_be_started_again_now_is_later() -> None:
+    """What had one killed may also deny a new one: no reason to end the others."""
+    more = ("--replicas", "http://127.0.0.1:9", "--workers", "2")
+    with launched(*more, program=("-c", FRUGAL)) as running:
+        killed, _ = _children(running.process.pid)
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: _is_replaced(running.process.pid, killed))
+        assert sum("cannot be started" in line for line in running.said) == 2
 
 
 def test_several_processes_serve_one_port_and_each_page_covers_all() -> None:
@@ -164,6 +231,20 @@ def test_a_process_among_others_listens_once_it_has_a_replica(
     monkeypatch.setattr("router.app.serve", listening)
     with replicas(1) as (one,), router(one.url, place=Place(tmp_path)):
         assert ready == [1]
+
+
+def test_a_process_that_listens_has_beaten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its silence counts: connections come from then on."""
+    beats: list[int] = []
+    with shared_board() as board:
+
+        async def listening(service: Service, **more: Any) -> RelayServer:
+            beats.append(board.beats(3))
+            return await serve(service, **more)
+
+        monkeypatch.setattr("router.app.serve", listening)
+        with replicas(1) as (one,), router(one.url, place=Place(tmp_path, 3, board=board)):
+            assert beats == [1]
 
 
 def test_a_process_among_others_hears_what_they_are_told_while_it_starts(
