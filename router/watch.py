@@ -15,7 +15,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from router.fetch import FetchError, fetch
@@ -27,6 +27,8 @@ from router.scrape import scraped
 
 log = logging.getLogger(__name__)
 
+OWN_HEALTH_PATH = "/health"
+"""Where this router says who it is (`endpoints`)."""
 MODELS_SECONDS = 30.0
 MODELS_MAX = 4096
 MODELS_GRACE_SECONDS = 0.25
@@ -169,13 +171,29 @@ class Watch:
                 key=self._key,
             )
             trouble = f"its health check says {answer.status}" if answer.status >= 500 else ""
-            if self._identity and self._identity in answer.body:
+            if self._identity and (
+                self._identity in answer.body or (not trouble and await self._is_own(replica))
+            ):
                 trouble = "it is this router itself: take it off the list"
         except FetchError as error:
             trouble, is_silent = f"its health check failed: {error}", True
         self._members.probed(replica.id, trouble, self._now())
         if is_silent and self._on_silent is not None and self._members.is_down(replica.id):
             self._on_silent(replica, trouble)
+
+    async def _is_own(self, replica: Replica) -> bool:
+        """Of one that becomes well, where its probe need not have met our own `/health`."""
+        member = self._members.get(replica.id)
+        is_asked = replica.path or self._rhythm.health_path != OWN_HEALTH_PATH
+        if member is None or not member.trouble or not is_asked:
+            return False
+        seconds = self._rhythm.health_deadline_seconds
+        there = replace(replica, id=replica.id.removesuffix(replica.path), path="")
+        try:
+            answer = await fetch(there, OWN_HEALTH_PATH, deadline_seconds=seconds)
+        except FetchError:
+            return False  # we would have answered
+        return self._identity in answer.body
 
     async def _scrape(self, replica: Replica) -> None:
         try:

@@ -383,15 +383,20 @@ def _ids(running: Running) -> list[str]:
     return running.on_loop(lambda: [member.replica.id for member in running.app.members])
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready"])
-def test_a_router_in_its_own_list_sends_itself_nothing(path: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "below"),
+    [("/health", ""), ("/ready", ""), ("/", ""), ("/v1/models", ""), ("/health", "/v1")],
+)
+def test_a_router_in_its_own_list_sends_itself_nothing(
+    path: str, below: str, tmp_path: Path
+) -> None:
     """One request would come back again and again, until there are no connections left."""
     listed = tmp_path / "list"
     with replicas(1) as (one,):
         listed.write_text(one.url)
         with router(replica_file=str(listed), health_path=path) as running:
             running.wait_ready(1)
-            own = f"127.0.0.1:{running.port}"
+            own = f"127.0.0.1:{running.port}{below}"
             listed.write_text(f"{one.url}\n{own}")
             until(lambda: "this router itself" in _trouble(running, own))
             assert {running.chat(f"{number}").replica for number in range(8)} == {one.id}
