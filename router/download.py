@@ -1,7 +1,8 @@
 """Download: one text by HTTP that is here by a deadline, however slowly its server sends.
 
 Returns the body, or raises DownloadError. `urllib`'s own timeout begins anew with every byte; here
-every wait, for the connection, the head and each piece, redirects included, ends at one time.
+every wait, for the connection, the head and each piece, redirects included, ends at one time (but
+the look-up of a name, which takes what the system's resolver does).
 Proxies are taken from the environment unless told not to. Blocks; any thread. It needs the standard
 library alone: the announcing command has no more beside an engine.
 """
@@ -16,7 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 NO_HEADERS: Mapping[str, str] = {}
@@ -117,10 +118,30 @@ def _hurried(kind: type[http.client.HTTPConnection], left: Callable[[], float]) 
         response_class = Response
 
         def connect(self) -> None:
-            self.timeout = left()
+            self._create_connection = partial(_connected, left)
             super().connect()
 
     return Connection
+
+
+def _connected(
+    left: Callable[[], float], address: tuple[str, int], *_unused: object
+) -> socket.socket:
+    """To the first of a name's addresses that answers. `socket.create_connection` gives each all
+    of the time; here one that is silent leaves the others their share."""
+    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    trouble: OSError = OSError("the name has no address")
+    for number, (family, kind, protocol, _, place) in enumerate(found):
+        line = socket.socket(family, kind, protocol)
+        try:
+            line.settimeout(left() / (len(found) - number))
+            line.connect(place)
+            line.settimeout(left())  # for what is sent, and for agreeing on TLS
+            return line
+        except OSError as error:
+            line.close()
+            trouble = error
+    raise trouble
 
 
 class _Hurried(io.RawIOBase):

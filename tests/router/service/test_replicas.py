@@ -176,6 +176,22 @@ def _drip(server: socket.socket, begins: bytes, stopping: threading.Event) -> No
                 return
 
 
+def test_a_silent_address_leaves_time_for_the_names_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.sources.URL_DEADLINE_SECONDS", 4.0)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.socket() as first:
+        first.connect(full.getsockname())  # nobody accepts it: no other gets an answer
+        resolved = socket.getaddrinfo
+        silent = resolved("127.0.0.1", full.getsockname()[1], type=socket.SOCK_STREAM)
+        monkeypatch.setattr(
+            socket, "getaddrinfo", lambda host, port, **more: silent + resolved(host, port, **more)
+        )
+        assert (
+            served(b"HTTP/1.1 200 OK\r\ncontent-length: 22\r\n\r\nhttp://a:1\nhttp://b:2\n") == TWO
+        )
+
+
 def test_a_list_may_be_redirected() -> None:
     body = b"http://a:1\nhttp://b:2\n"
     with socket.create_server(("127.0.0.1", 0)) as server:
