@@ -22,6 +22,7 @@ import pytest
 from router.announcer import Announcer
 from router.asks import Ask
 from router.outcome import Decision, FleetView, ReplicaView
+from router.policies import RADIX_ABSOLUTE
 from router.registry import AnnouncedReplica
 from sharedfs_backend import Store
 from sharedfs_backend.files import LocalFiles
@@ -76,7 +77,7 @@ def test_state_is_bounded_under_prefix_churn() -> None:
 
 def test_load_is_always_part_of_the_score() -> None:
     """A replica that holds the whole prompt, but is busy for longer than computing it anew takes,
-    is not chosen; and nothing switches affinity off for others."""
+    is not chosen."""
     with replicas(2) as pair, router(*(each.url for each in pair)) as running:
         running.wait_ready(2)
         first = running.chat(LONG).replica
@@ -92,7 +93,28 @@ def test_load_is_always_part_of_the_score() -> None:
         holder.script.hold.set()
         connection.getresponse().read()
         until(running.settled)
-        assert "local=" in running.chat(LONG).headers["x-sharedfs-reason"]
+
+
+def test_no_imbalance_switches_affinity_off_for_the_fleet() -> None:
+    """One replica has far more to do than the others, which keep the prompts they hold."""
+    with replicas(3) as three, router(*(each.url for each in three)) as running:
+        running.wait_ready(3)
+        texts = [f"{number} {LONG}" for number in range(2)]
+        holders = [running.chat(text).replica for text in texts]
+        busy = next(each for each in three if each.id not in holders)
+        hold = busy.script.hold = threading.Event()
+        others = [each.id for each in three if each is not busy]
+        for name in others:
+            running.ask(f"/replicas/{name}/drain", method="POST")
+        for _ in range(RADIX_ABSOLUTE + 1):  # where others switch
+            running.connect().request("POST", "/v1/chat/completions", json.dumps(chat()).encode())
+        until(lambda: row(running, busy.id).in_flight > RADIX_ABSOLUTE)
+        for name in others:
+            running.ask(f"/replicas/{name}/drain", method="DELETE")
+        for _ in range(4):
+            assert [running.chat(text).replica for text in texts] == holders
+        hold.set()
+        until(running.settled)
 
 
 def test_a_shared_system_prompt_does_not_attract_all_traffic() -> None:
