@@ -6,6 +6,7 @@ Errors have the shape OpenAI's clients expect. `x-sharedfs-replica` names the re
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from typing import Any
@@ -15,6 +16,8 @@ from router.relay.exchange import Header, Reply
 
 REPLICA = b"x-sharedfs-replica"
 REASON = b"x-sharedfs-reason"
+PROBER = b"x-sharedfs-prober"
+"""In a router's probes: whose they are (`prober`)."""
 JSON: Header = (b"content-type", b"application/json")
 FRESH: Header = (b"cache-control", b"no-store")
 
@@ -38,6 +41,17 @@ def reason(decision: Decision, retries: int) -> bytes:
     if retries:
         text += f";retries={retries}"
     return text.encode()
+
+
+def prober(identity: str) -> str:
+    """What a router's probes say of it. Not what its answers say, which a replica that repeats what
+    it is sent would repeat."""
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+def itself(identity: str) -> Reply:
+    """To a router's probe that has come back to it."""
+    return as_json({"status": "a loop", "router": identity}, 508)
 
 
 def error(status: int, message: str, kind: str, *headers: Header) -> Reply:

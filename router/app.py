@@ -109,7 +109,7 @@ class App:
         )
         self.peers = Peers(self._asked, self._place.folder, self._place.number)
         self.service = Service(
-            Rules(settings.api_key, settings.slo_seconds, settings.retries_max),
+            Rules(settings.api_key, settings.slo_seconds, settings.retries_max, identity),
             fleet=self.fleet,
             members=self.members,
             routes=self._routes,

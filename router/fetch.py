@@ -62,11 +62,13 @@ async def fetch(
     deadline_seconds: float,
     key: str | None = None,
     body: bytes | None = None,
+    header: str = "",
 ) -> Fetched:
-    """GET `path` from a replica, or POST a JSON body. `key` goes along as a bearer token."""
+    """GET `path` from a replica, or POST a JSON body. `key` goes along as a bearer token, and one
+    more `header`."""
     try:
         async with asyncio.timeout(deadline_seconds):
-            return await _fetch(replica, path, key, body)
+            return await _fetch(replica, path, key, body, header)
     except TimeoutError as error:
         raise FetchError(f"no answer within {deadline_seconds:g} s") from error
     except (OSError, ValueError, httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -74,7 +76,9 @@ async def fetch(
         raise FetchError(str(error) or type(error).__name__) from error
 
 
-async def _fetch(replica: Replica, path: str, key: str | None, body: bytes | None) -> Fetched:
+async def _fetch(
+    replica: Replica, path: str, key: str | None, body: bytes | None, header: str
+) -> Fetched:
     tls = tls_context() if replica.is_tls else None
     reader, writer = await asyncio.open_connection(replica.host, replica.port, ssl=tls)
     try:
@@ -85,6 +89,8 @@ async def _fetch(replica: Replica, path: str, key: str | None, body: bytes | Non
             head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
         if key:
             head += f"authorization: Bearer {key}\r\n"
+        if header:
+            head += f"{header}\r\n"
         writer.write(f"{head}accept: */*\r\nconnection: close\r\n\r\n".encode() + (body or b""))
         answer = _Answer()
         parser = httptools.HttpResponseParser(answer)

@@ -50,6 +50,8 @@ class Rules:
     api_key: str | None = None
     slo_seconds: float | None = None
     retries_max: int = 2
+    identity: str = ""
+    """Of this router and no other."""
 
 
 class Service:
@@ -76,11 +78,15 @@ class Service:
         self.retries_max = rules.retries_max
         self._rules = rules
         self._key = rules.api_key.encode() if rules.api_key else None
+        self._loop = answers.itself(rules.identity)
+        self._prober = answers.prober(rules.identity).encode()
         self._fleet = fleet
         self._own = own
         self._now = now
 
     def admit(self, request: Request) -> Reply | None:
+        if request.method == b"GET" and request.header(answers.PROBER) == self._prober:
+            return self._loop  # wherever else its path would have led
         if self._key is None or path_of(request) in OPEN_PATHS:
             return None
         if hmac.compare_digest(key_of(request), self._key):

@@ -9,10 +9,13 @@ import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from router import answers
 from router.breaker import FAILURES_MAX
+from router.members import Member
 from router.settings import SettingsError
 from tests.router.service.fakes import FakeReplica, Running, chat, replicas, router, until
 
@@ -400,6 +403,42 @@ def test_a_router_in_its_own_list_sends_itself_nothing(
             listed.write_text(f"{one.url}\n{own}")
             until(lambda: "this router itself" in _trouble(running, own))
             assert {running.chat(f"{number}").replica for number in range(8)} == {one.id}
+
+
+def test_a_router_with_a_key_knows_itself_too(tmp_path: Path) -> None:
+    listed = tmp_path / "list"
+    with replicas(1) as (one,):
+        listed.write_text(one.url)
+        more: dict[str, Any] = {
+            "health_path": "/v1/models",
+            "api_key": "sesame",
+            "replica_key": "inner",
+        }
+        with router(replica_file=str(listed), **more) as running:
+            running.wait_ready(1)
+            own = f"127.0.0.1:{running.port}"
+            listed.write_text(f"{one.url}\n{own}")
+            members = running.app.members
+            until(lambda: running.on_loop(lambda: _is_itself(members.get(own))))
+
+
+def _is_itself(member: Member | None) -> bool:
+    return member is not None and "router itself" in member.trouble
+
+
+def test_a_router_behind_a_router_is_not_the_same() -> None:
+    with (
+        replicas(1) as (one,),
+        router(one.url) as other,
+        router(f"127.0.0.1:{other.port}", health_path="/v1/models") as running,
+    ):
+        running.wait_ready(1)
+        assert running.chat().status == 200
+
+
+def test_a_replica_that_repeats_a_probe_is_not_taken_for_the_router() -> None:
+    assert answers.prober("a1b2").encode() not in answers.itself("a1b2").body
+    assert "a1b2" not in answers.prober("a1b2")
 
 
 def _trouble(running: Running, name: str) -> str:
