@@ -15,9 +15,10 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from router.answers import PROBER, prober
 from router.fetch import FetchError, fetch
 from router.fleet import Fleet
 from router.members import Members
@@ -27,8 +28,6 @@ from router.scrape import scraped
 
 log = logging.getLogger(__name__)
 
-OWN_HEALTH_PATH = "/health"
-"""Where this router says who it is (`endpoints`)."""
 MODELS_SECONDS = 30.0
 MODELS_MAX = 4096
 MODELS_GRACE_SECONDS = 0.25
@@ -63,7 +62,8 @@ class Watch:
     ) -> None:
         """`on_silent` hears of each probe without an answer from a replica that is down, and
         why. One that answers it is unwell may still finish what it has. Who answers with
-        `identity` is this router: a request sent there would come back without end."""
+        `identity` is this router, which knows its probes by their head wherever they lead: a
+        request sent there would come back without end."""
         self._members = members
         self._fleet = fleet
         self._rhythm = rhythm
@@ -71,6 +71,7 @@ class Watch:
         self._key = replica_key
         self._on_silent = on_silent
         self._identity = identity.encode()
+        self._header = f"{PROBER.decode()}: {prober(identity)}" if identity else ""
         self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}
         """Of each replica, by what is asked."""
         self._asking: dict[str, asyncio.Task[bool]] = {}
@@ -146,7 +147,10 @@ class Watch:
             except Exception:  # a mistake of ours: unwatched, a replica would stay as it is
                 log.exception("probing %s failed", name)
             for what, (question, seconds) in others.items():
-                if not member.trouble and (what not in asked or asked[what].done()):
+                if member.trouble:  # one started anew may have other models: no pause outlasts it
+                    if what in asked:
+                        asked.pop(what).cancel()
+                elif what not in asked or asked[what].done():
                     self._begin(name, what, self._ask(name, question, seconds))
             await asyncio.sleep(rhythm.health_seconds)
 
@@ -169,31 +173,16 @@ class Watch:
                 self._rhythm.health_path,
                 deadline_seconds=self._rhythm.health_deadline_seconds,
                 key=self._key,
+                header=self._header,
             )
             trouble = f"its health check says {answer.status}" if answer.status >= 500 else ""
-            if self._identity and (
-                self._identity in answer.body or (not trouble and await self._is_own(replica))
-            ):
+            if self._identity and self._identity in answer.body:
                 trouble = "it is this router itself: take it off the list"
         except FetchError as error:
             trouble, is_silent = f"its health check failed: {error}", True
         self._members.probed(replica.id, trouble, self._now())
         if is_silent and self._on_silent is not None and self._members.is_down(replica.id):
             self._on_silent(replica, trouble)
-
-    async def _is_own(self, replica: Replica) -> bool:
-        """Of one that becomes well, where its probe need not have met our own `/health`."""
-        member = self._members.get(replica.id)
-        is_asked = replica.path or self._rhythm.health_path != OWN_HEALTH_PATH
-        if member is None or not member.trouble or not is_asked:
-            return False
-        seconds = self._rhythm.health_deadline_seconds
-        there = replace(replica, id=replica.id.removesuffix(replica.path), path="")
-        try:
-            answer = await fetch(there, OWN_HEALTH_PATH, deadline_seconds=seconds)
-        except FetchError:
-            return False  # we would have answered
-        return self._identity in answer.body
 
     async def _scrape(self, replica: Replica) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 from collections import Counter
@@ -133,6 +134,18 @@ def test_models_without_a_name_are_none() -> None:
     members = uvloop.run(is_watched_after(answer))
     assert [entry["id"] for entry in members.merged_models()] == ["m"]
     assert members.without("other") == frozenset()
+
+
+def test_models_are_asked_for_whenever_a_replica_is_well_again() -> None:
+    """It may be another engine that listens there now."""
+    probes = itertools.count(1)
+
+    def answer(path: bytes) -> bytes:
+        if path == b"/health":
+            return WELL if next(probes) % 8 else b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n"
+        return whole(b'{"data": [{"id": "m"}]}')
+
+    uvloop.run(is_watched_after(answer, awaited=(b"/v1/models",)))
 
 
 def test_a_mistake_of_ours_ends_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
