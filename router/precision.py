@@ -95,8 +95,8 @@ class Precision:
         while True:
             for member in self._members.ready():
                 name = member.replica.id
-                if member.models is None:
-                    continue
+                if member.models is None or self._members.get(name) is not member:
+                    continue  # the latter: it left while another was compared
                 adapters = [str(one["id"]) for one in member.models if one.get("parent")]
                 bases = [str(one.get("id")) for one in member.models if not one.get("parent")]
                 self.exact.serves(bases, adapters)

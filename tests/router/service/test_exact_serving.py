@@ -11,7 +11,7 @@ import pytest
 from router.settings import Settings, SettingsError
 from router.tokens import Kind, Tokenizer, ids_of, kind_of, open_tokenizer
 from tests.router.identity.byte_tokenizer import write_byte_tokenizer
-from tests.router.service.fakes import Running, replicas, router, until
+from tests.router.service.fakes import FakeReplica, Running, replicas, router, until
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +87,41 @@ def test_what_an_engine_that_left_said_of_its_tokens_counts_no_more(
             until(lambda: running.on_loop(lambda: running.app.members.get(one.id)) is None)
             go_on.set()
             until(lambda: "completion" not in not_exact(running))
+
+
+def _comparisons(replica: FakeReplica) -> int:
+    return sum(seen.path == "/tokenize" for seen in replica.seen)
+
+
+def test_an_engine_that_left_while_another_was_compared_is_not(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would count as compared when it comes back."""
+    monkeypatch.setattr("router.precision.CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("router.precision.LOOK_SECONDS", 0.01)
+    asked, go_on = threading.Semaphore(0), threading.Semaphore(0)
+    tokenize = engine(open_tokenizer(str(folder)))
+    with replicas(2) as (one, two):
+
+        def held(fields: dict[str, Any]) -> list[int]:
+            asked.release()
+            assert go_on.acquire(timeout=20)
+            return list(tokenize(fields))
+
+        one.script.tokenize = two.script.tokenize = tokenize
+        path = tmp_path / "list"
+        path.write_text(f"{one.url}\n{two.url}")
+        with router(replica_file=str(path), tokenizer=str(folder)) as running:
+            until(lambda: _comparisons(two) > 2)
+            one.script.tokenize = held
+            assert asked.acquire(timeout=20)
+            count = _comparisons(two)
+            path.write_text(one.url)
+            until(lambda: running.on_loop(lambda: running.app.members.get(two.id)) is None)
+            go_on.release(100)
+            for _ in range(20):  # some rounds
+                assert asked.acquire(timeout=20)
+            assert _comparisons(two) == count
 
 
 def test_a_mistake_in_comparing_one_engine_leaves_the_others_compared(
