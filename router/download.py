@@ -132,7 +132,11 @@ def _connected(
     found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     trouble: OSError = OSError("the name has no address")
     for number, (family, kind, protocol, _, place) in enumerate(found):
-        line = socket.socket(family, kind, protocol)
+        try:
+            line = socket.socket(family, kind, protocol)
+        except OSError as error:  # a kind of address this machine has not
+            trouble = error
+            continue
         try:
             line.settimeout(left() / (len(found) - number))
             line.connect(place)

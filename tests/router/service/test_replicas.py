@@ -184,12 +184,14 @@ def test_a_silent_address_leaves_time_for_the_names_others(
         first.connect(full.getsockname())  # nobody accepts it: no other gets an answer
         resolved = socket.getaddrinfo
         silent = resolved("127.0.0.1", full.getsockname()[1], type=socket.SOCK_STREAM)
+        foreign = [(socket.AF_X25, socket.SOCK_STREAM, 0, "", ("1", 1))]
         monkeypatch.setattr(
-            socket, "getaddrinfo", lambda host, port, **more: silent + resolved(host, port, **more)
+            socket,
+            "getaddrinfo",
+            lambda host, port, **more: foreign + silent + resolved(host, port, **more),
         )
-        assert (
-            served(b"HTTP/1.1 200 OK\r\ncontent-length: 22\r\n\r\nhttp://a:1\nhttp://b:2\n") == TWO
-        )
+        body = b"http://a:1\nhttp://b:2\n"
+        assert served(b"HTTP/1.1 200 OK\r\ncontent-length: 22\r\n\r\n" + body) == TWO
 
 
 def test_a_list_may_be_redirected() -> None:
