@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sharedfs_backend.files.health import HealthPolicy
 from sharedfs_backend.layout import PackName
 from tests.protocol.content import LAYOUT, REALMS, Document
 from tests.protocol.oracle import PackFacts
@@ -21,6 +22,7 @@ SETTLE_SECONDS = 6 * LEASE_SECONDS
 """Dead writers are known as such after one lease; the next orphan pass, a lease of being unnamed,
 a pass to act on it, the drop delay: everything the protocol still owes is done after this."""
 SLACK_SECONDS = 3.0
+BREAKER_SECONDS = HealthPolicy().probe_seconds_max
 
 
 def final(fleet: Fleet) -> None:
@@ -77,7 +79,7 @@ def everyone_finds(fleet: Fleet) -> None:
     now = fleet.world.time
     for process in fleet.alive():
         bound = find_seconds(fleet, process)
-        since = max(process.opened_at, fleet.chaos.disturbed.get(process.client.name, 0.0))
+        since = max(process.opened_at, recovered(fleet, process))
         if now - since < bound + SLACK_SECONDS:
             continue
         for facts in fleet.oracle.packs.values():
@@ -94,6 +96,17 @@ def everyone_finds(fleet: Fleet) -> None:
                     f"{now - facts.committed:.1f} s ago (I4, bound {bound:.1f} s)"
                 )
                 return
+
+
+def recovered(fleet: Fleet, process: Process) -> float:
+    """When the last disturbance of a process was over for it: a freeze looks like a hang, and its
+    breaker asks again only after a wait (I6). A breaker that stays open longer is no excuse."""
+    assert process.store is not None
+    name, now = process.client.name, fleet.world.time
+    thawed = fleet.chaos.disturbed.get(name, 0.0)
+    if not process.store.healthy and now - thawed <= BREAKER_SECONDS:
+        fleet.sick_at[name] = now
+    return max(thawed, fleet.sick_at.get(name, 0.0))
 
 
 def knows(process: Process, name: PackName) -> bool:

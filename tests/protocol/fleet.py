@@ -50,6 +50,8 @@ class Fleet:
     def __init__(self, scenario: Scenario, seed: int, disk: Disk | None = None) -> None:
         self.scenario = scenario
         self.settings = scenario.settings()
+        self.sick_at: dict[str, float] = {}
+        """Client -> when its breaker was last seen open."""
         self.world = World(seed)
         self.disk = disk or Disk(self.world, scenario.quirks())
         self.disk.world = self.world
