@@ -1,9 +1,10 @@
 """Peers: the processes that serve one port tell each other what they see.
 
 Each listens on a Unix socket in a directory only its user can enter; the number in the name is the
-process's. A question is one JSON object, so is the answer, and the connection ends. Whoever does
-not answer within the deadline is left out: a page of numbers must not hang because one process is
-being restarted.
+process's. The kernel takes 107 bytes of a socket's path and a job's TMPDIR may be longer: sockets
+are reached through a descriptor of the directory. A question is one JSON object, so is the answer,
+and the connection ends. Whoever does not answer within the deadline is left out: a page of numbers
+must not hang because one process is being restarted.
 
 It must not know what the answers mean. Of the event loop's thread.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,12 +37,13 @@ class Peers:
         self._folder = folder
         self._number = number
         self._server: asyncio.Server | None = None
+        self._held: int | None = None
 
     async def start(self) -> None:
-        """Listens, where there are others at all."""
+        """Listens, where there are others at all. OSError if the directory is gone."""
         if self._folder is None:
             return
-        path = socket_path(self._folder, self._number)
+        path = socket_path(self._reached(self._folder), self._number)
         path.unlink(missing_ok=True)  # of this number's process before a restart
         self._server = await asyncio.start_unix_server(self._serve, path)
 
@@ -49,15 +52,25 @@ class Peers:
             self._server.close()
             await self._server.wait_closed()
             self._server = None
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     async def ask_all(self, question: dict[str, Any]) -> list[dict[str, Any]]:
         """Everybody's answers, one's own first, without those that came not in time."""
         others = []
         if self._folder is not None:
-            mine = socket_path(self._folder, self._number)
-            others = [path for path in sorted(self._folder.glob("*.sock")) if path != mine]
+            folder = self._reached(self._folder)
+            mine = socket_path(folder, self._number)
+            others = [path for path in sorted(folder.glob("*.sock")) if path != mine]
         answers = await asyncio.gather(*(_ask(path, question) for path in others))
         return [self._handler(question), *(answer for answer in answers if answer is not None)]
+
+    def _reached(self, folder: Path) -> Path:
+        """Its short name, for as long as this is open."""
+        if self._held is None:
+            self._held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return Path(f"/proc/self/fd/{self._held}")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -168,10 +168,14 @@ def test_a_port_on_which_several_processes_listen_is_taken(workers: str) -> None
         assert ended.returncode == 2 and "cannot listen" in ended.stderr
 
 
-def test_draining_a_replica_reaches_every_process() -> None:
+def test_draining_a_replica_reaches_every_process(tmp_path: Path) -> None:
+    """Also where the directory for temporary files lies deeper than a socket's name may be long."""
+    deep = tmp_path / "job" / ("a" * 120)
+    deep.mkdir(parents=True)
     with replicas(2) as pair:
         urls = ",".join(each.url for each in pair)
-        with launched("--replicas", urls, "--workers", "2") as running:
+        more = ("--replicas", urls, "--workers", "2")
+        with launched(*more, environment={"TMPDIR": str(deep)}) as running:
             until(lambda: running.ask("/replicas").json()["workers"] == 2)
             until(lambda: _all_ready(running.ask("/replicas").json()))
             running.ask(f"/replicas/{pair[0].id}/drain", method="POST")
