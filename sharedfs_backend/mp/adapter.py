@@ -2,11 +2,13 @@
 
     LMCache --submit--> dispatcher --keys, layouts--> Store --callback--> outbox --event fd-->
 
-Submits only enqueue: LMCache calls them on threads shared by all requests. The one thing done at
-once is the part of an unlock that LMCache relies on when it returns: the copies into the buffers of
-an abandoned load are stopped (I7). Everything below is a miss when it fails (I6), and nothing is
-called, signalled or left running after `close`. Locks are counted and returned, or expire; they
-hold off our own sweep. Sizes are real bytes: a chunk that was there already costs none.
+Submits only enqueue: LMCache calls them on threads shared by all requests. Two things are done at
+once. Of an unlock the part that LMCache relies on when it returns: the copies into the buffers of
+an abandoned load are stopped (I7). And a lookup, unless it is long: it is arithmetic in memory,
+whatever the file system does, and takes less than handing it to another thread and back.
+Everything below is a miss when it fails (I6), and nothing is called, signalled or left running
+after `close`. Locks are counted and returned, or expire; they hold off our own sweep. Sizes are
+real bytes: a chunk that was there already costs none.
 
 Usage by cache salt and `list_l2_keys` cover what passed through this process: the namespace knows
 keys as digests. LMCache's own evictor sees one process only, so no capacity is declared to it;
@@ -48,6 +50,9 @@ log = logging.getLogger("sharedfs_backend.mp")
 
 RECONCILE_KEYS = 1024
 """Known keys compared with the catalog each second, in memory."""
+
+LOOKUP_AT_ONCE_KEYS_MAX = 512
+"""Longer lookups go to the dispatcher: they may take more than a millisecond (docs/bench-l2.md)."""
 
 CLOSE_SECONDS = 5.0
 """For work under way when the adapter is closed."""
@@ -164,12 +169,14 @@ class SharedFSL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is
     def submit_lookup_and_lock_task(
         self, keys: list[Any], group_layout_descs: dict[int, Any] | None = None
     ) -> int:
-        """Enqueue a lookup; the hits are locked once its result is there."""
+        """Look up now, or enqueue; the hits are locked once its result is there."""
         task_id, count = next(self._ids), len(keys)
-        self._enqueue(
-            lambda: self._runner.lookup(task_id, keys, group_layout_descs),
-            lambda: self._runner.no_lookup(task_id, count),
-        )
+
+        def run() -> None:
+            self._runner.lookup(task_id, keys, group_layout_descs)
+
+        if count > LOOKUP_AT_ONCE_KEYS_MAX or not self._dispatcher.ran_at_once(run):
+            self._enqueue(run, lambda: self._runner.no_lookup(task_id, count))
         return task_id
 
     @guarded(nothing)

@@ -91,6 +91,16 @@ class Dispatcher:
         self._tokens.put(None)
         return True
 
+    def ran_at_once(self, run: Callable[[], object]) -> bool:
+        """Run it on the caller's thread, unless others wait or it has to. Its errors pass."""
+        if self._closed or self.waiting:
+            return False
+        try:
+            run()
+        except Parked:
+            return False
+        return True
+
     def signal(self, token: Hashable) -> None:
         """What waited for `token` may go on; so may what asks for it later."""
         with self._lock:
