@@ -14,16 +14,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any, cast
 
 from sharedfs_backend.layout import Seal, chunk_key
 
 Id = tuple[bytes, int, int, str]
 """(chunk hash, kv rank, object group, cache salt): what a key is derived from."""
-
-_theirs = attrgetter("chunk_hash", "kv_rank", "object_group_id", "cache_salt")
-_ours = attrgetter("chunk_hash", "kv_rank", "object_group", "cache_salt")
 
 
 class KeyRing:
@@ -46,8 +42,10 @@ class KeyRing:
         """The 16-byte key of each identifier, in order."""
         if not ids:
             return []
-        id_of = _theirs if hasattr(ids[0], "object_group_id") else _ours
-        wanted = list(map(id_of, ids))
+        if hasattr(ids[0], "object_group_id"):
+            wanted = [(i.chunk_hash, i.kv_rank, i.object_group_id, i.cache_salt) for i in ids]
+        else:
+            wanted = [(i.chunk_hash, i.kv_rank, i.object_group, i.cache_salt) for i in ids]
         with self._lock:
             keys = list(map(self._young.get, wanted))  # no Python loop when all are remembered
             if None in keys:

@@ -12,14 +12,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from sharedfs_backend.mp.dispatcher import Parked
 from sharedfs_backend.mp.realms import REFUSED, Realms, Slot, slot_of
-
-_model_of = attrgetter("model_name")
-_hash_of = attrgetter("chunk_hash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +32,7 @@ def slots_of(keys: Sequence[Any]) -> dict[Slot, list[int]]:
     """Slot -> places of its keys. One slot is the rule."""
     if not keys:
         return {}
-    models, lengths = set(map(_model_of, keys)), set(map(len, map(_hash_of, keys)))
+    models, lengths = {key.model_name for key in keys}, {len(key.chunk_hash) for key in keys}
     if len(models) == len(lengths) == 1:
         return {(models.pop(), lengths.pop()): list(range(len(keys)))}
     slots: dict[Slot, list[int]] = {}

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from operator import attrgetter
 from typing import Any, Protocol
 
 from lmcache.lmcache_native import Bitmap
@@ -28,8 +27,6 @@ from sharedfs_backend.mp.leases import Leases, Load
 from sharedfs_backend.mp.results import Outbox
 from sharedfs_backend.putting import PutItem, PutTask
 from sharedfs_backend.stats import Stats
-
-_group_of = attrgetter("object_group_id")
 
 QUEUED_SHARE_MAX = 0.1
 """Of the buffers' time to live: a store that waited longer before it began is dropped."""
@@ -114,7 +111,7 @@ class Runner:
 
     def _find(self, keys: Sequence[Any], part: Part, descs: Any) -> list[bool]:
         mine = keys if len(part.places) == len(keys) else [keys[place] for place in part.places]
-        groups = list(map(_group_of, mine))
+        groups = [key.object_group_id for key in mine]
         hints = {group: (descs or {}).get(group) for group in set(groups)}
         sure = {group: self._layouts.sure(part.slot, group, desc) for group, desc in hints.items()}
         trials = {group: self._layouts.trials(part.slot, group, hints[group]) for group in sure}
