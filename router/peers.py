@@ -1,7 +1,7 @@
 """Peers: the processes that serve one port tell each other what they see.
 
 Each listens on a Unix socket in a directory only its user can enter; the number in the name is the
-process's. The kernel takes 107 bytes of a socket's path and a job's TMPDIR may be longer: sockets
+process's. The kernel takes 107 bytes of a socket's path and a job's TMPDIR may be longer: then they
 are reached through a descriptor of the directory. A question is one JSON object, so is the answer,
 and the connection ends. Whoever does not answer within the deadline is left out: a page of numbers
 must not hang because one process is being restarted.
@@ -21,6 +21,8 @@ from typing import Any
 DEADLINE_SECONDS = 2.0
 BYTES_MAX = 64 << 20
 QUESTION_BYTES_MAX = 64 << 10
+SOCKET_PATH_MAX = 107
+NUMBER_MAX = 999
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -67,7 +69,9 @@ class Peers:
         return [self._handler(question), *(answer for answer in answers if answer is not None)]
 
     def _reached(self, folder: Path) -> Path:
-        """Its short name, for as long as this is open."""
+        """Its name, or one short enough for sockets while this is open."""
+        if len(os.fsencode(socket_path(folder, NUMBER_MAX))) <= SOCKET_PATH_MAX:
+            return folder
         if self._held is None:
             self._held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         return Path(f"/proc/self/fd/{self._held}")

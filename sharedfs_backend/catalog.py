@@ -15,6 +15,8 @@ One class and one long module, because everything in it is held together by one 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sharedfs_backend.catalog_values import (
@@ -290,13 +292,10 @@ class Catalog:
 
     # -- recency -----------------------------------------------------------------------------
 
-    def touch(self, pack_ids: I64, now: float) -> None:
-        """Note a lookup: `pack_ids` as found, in prefix order, misses included."""
-        hits = pack_ids[pack_ids >= 0]
-        first_of_run = np.ones(len(hits), np.bool_)
-        first_of_run[1:] = hits[1:] != hits[:-1]
+    def touch(self, pack_ids: Sequence[int], now: float) -> None:
+        """Note a lookup that found these packs, in prefix order; the first place of each counts."""
         with self._lock:
-            places = self._packs.places(hits[first_of_run])
+            places = self._packs.places(dict.fromkeys(pack_ids))
             if places:
                 self._packs.last_lookup[places] = now
                 self._packs.chain(places)
@@ -318,10 +317,9 @@ class Catalog:
         """Copies of the columns that retention plans with."""
         with self._lock:
             packs = self._packs
-            numbers = packs.numbers_known()
-            at = packs.places(numbers)
+            at = packs.places_known()
             return PackFacts(
-                numbers,
+                packs.numbers[at],
                 packs.parent[at],
                 packs.count[at].astype(np.int64),
                 packs.chosen[at].astype(np.int64),

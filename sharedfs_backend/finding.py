@@ -19,6 +19,7 @@ from sharedfs_backend.catalog import ANY_SPACE, NO_SPACE, Catalog
 from sharedfs_backend.context import Context
 from sharedfs_backend.layout import LayoutDescriptor
 from sharedfs_backend.ledger import Ledger
+from sharedfs_backend.packtable import UNKNOWN
 from sharedfs_backend.realms import Realm
 
 LOCKS_MAX = 1 << 20
@@ -107,18 +108,19 @@ class Finder:
             spaces = self.spaces_of(realm, layouts)
         now = self._runtime.now()
         found = self._catalog.find(b"".join(keys), spaces, realm=realm.digest, now=now)
-        hits = found.hits
-        count = sum(hits)
-        if count:
-            self._catalog.touch(found.pack_ids, now)
-            self._note_touched(found.pack_ids, now)
+        pack_ids: list[int] = found.pack_ids.tolist()
+        packs = [pack_id for pack_id in dict.fromkeys(pack_ids) if pack_id != UNKNOWN]
+        missed = pack_ids.count(UNKNOWN)
+        if packs:
+            self._catalog.touch(packs, now)
+            self._note_touched(packs, now)
             if lock:
-                self._take_locks(realm, keys, found.pack_ids.tolist(), now)
-        self._stats.add("chunks_found", count)
-        if count < len(keys):
-            self._stats.add("chunks_missed", len(keys) - count)
+                self._take_locks(realm, keys, pack_ids, now)
+        self._stats.add("chunks_found", len(keys) - missed)
+        if missed:
+            self._stats.add("chunks_missed", missed)
             self._on_miss()
-        return hits
+        return [pack_id != UNKNOWN for pack_id in pack_ids]
 
     def layouts_of(self, keys: Sequence[bytes], realm: Realm) -> list[LayoutDescriptor | None]:
         if not keys:
@@ -151,7 +153,7 @@ class Finder:
     def _take_locks(
         self, realm: Realm, keys: Sequence[bytes], pack_ids: list[int], now: float
     ) -> None:
-        """Note them; whoever asks about locks enters them, or the lookup that made them many."""
+        """Note them; whoever asks about locks enters them, or a later lookup about as many."""
         with self._lock:
             if self._locks_held() + len(keys) > LOCKS_MAX and now >= self._expire_at:
                 self._expire_locks(now)
@@ -162,13 +164,13 @@ class Finder:
             until = now + self._lock_seconds
             self._taken.append(_Taken(realm.digest, tuple(keys), pack_ids, until))
             self._taken_keys += len(keys)
-            if self._taken_keys > TAKEN_MAX:
-                self._enter_locks()
+            self._enter_locks(TAKEN_MAX)
 
-    def _enter_locks(self) -> None:
-        self._taken_keys = 0
-        while self._taken:
+    def _enter_locks(self, left_max: int = 0) -> None:
+        """The oldest first, until at most so many keys are left noted."""
+        while self._taken_keys > left_max:
             taken = self._taken.popleft()
+            self._taken_keys -= len(taken.keys)
             locks = self._locks.setdefault(taken.realm, {})
             for key, pack_id in zip(taken.keys, taken.pack_ids, strict=True):
                 if pack_id >= 0:
@@ -209,10 +211,10 @@ class Finder:
 
     # -- recency -----------------------------------------------------------------------------
 
-    def _note_touched(self, pack_ids: npt.NDArray[np.int64], now: float) -> None:
+    def _note_touched(self, pack_ids: Sequence[int], now: float) -> None:
         with self._lock:
-            for pack_id in set(pack_ids.tolist()):
-                if pack_id >= 0 and (pack_id in self._touched or len(self._touched) < TOUCHED_MAX):
+            for pack_id in pack_ids:
+                if pack_id in self._touched or len(self._touched) < TOUCHED_MAX:
                     self._touched[pack_id] = now
 
     def take_touches(self, now: float) -> list[tuple[int, float]]:

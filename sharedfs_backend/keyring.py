@@ -21,6 +21,9 @@ from sharedfs_backend.layout import Seal, chunk_key
 Id = tuple[bytes, int, int, str]
 """(chunk hash, kv rank, object group, cache salt): what a key is derived from."""
 
+AT_ONCE_MAX = 512
+"""Derived under the lock at a time, in about a millisecond: somebody else's short list waits."""
+
 
 class KeyRing:
     """At most `memo_max` keys are remembered, at about 300 bytes each."""
@@ -46,16 +49,24 @@ class KeyRing:
             wanted = [(i.chunk_hash, i.kv_rank, i.object_group_id, i.cache_salt) for i in ids]
         else:
             wanted = [(i.chunk_hash, i.kv_rank, i.object_group, i.cache_salt) for i in ids]
+        if len(wanted) <= AT_ONCE_MAX:
+            return self._keys_of(wanted)
+        keys: list[bytes] = []
+        for start in range(0, len(wanted), AT_ONCE_MAX):
+            keys += self._keys_of(wanted[start : start + AT_ONCE_MAX])
+        return keys
+
+    def joined(self, ids: Sequence[Any]) -> bytes:
+        """The same keys joined, as the catalog takes them."""
+        return b"".join(self.derive(ids))
+
+    def _keys_of(self, wanted: Sequence[Id]) -> list[bytes]:
         with self._lock:
             keys = list(map(self._young.get, wanted))  # no Python loop when all are remembered
             if None in keys:
                 pairs = zip(wanted, keys, strict=True)
                 return [key or self._renew(one) for one, key in pairs]
         return cast("list[bytes]", keys)
-
-    def joined(self, ids: Sequence[Any]) -> bytes:
-        """The same keys joined, as the catalog takes them."""
-        return b"".join(self.derive(ids))
 
     def _renew(self, one: Id) -> bytes:
         """A key that is not in the young generation: from the old one, or derived."""

@@ -10,6 +10,8 @@ thread-safe: the catalog's lock covers it. Bounded by `packs_max` (I9).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -55,13 +57,17 @@ class PackTable:
     def place(self, number: int) -> int | None:
         return self._place_of.get(number)
 
-    def places(self, numbers: I64) -> list[int]:
+    def places(self, numbers: Iterable[int]) -> list[int]:
         """Places of those that are known, in the order given."""
-        found = map(self._place_of.get, numbers.tolist())
+        found = map(self._place_of.get, numbers)
         return [place for place in found if place is not None]
 
     def numbers_known(self) -> I64:
         return np.fromiter(self._place_of, np.int64, len(self._place_of))
+
+    def places_known(self) -> I64:
+        """In the order of `numbers_known`."""
+        return np.fromiter(self._place_of.values(), np.int64, len(self._place_of))
 
     def add(
         self,
@@ -114,10 +120,9 @@ class PackTable:
         return order
 
     def chain(self, places: list[int]) -> None:
-        """Note each pack's predecessor in one lookup, which is in prefix order, as its parent."""
-        distinct = list(dict.fromkeys(places))
-        if len(distinct) > 1:
-            self.parent[distinct[1:]] = self.numbers[distinct[:-1]]
+        """Note each pack's predecessor in one lookup as its parent; no pack comes twice."""
+        if len(places) > 1:
+            self.parent[places[1:]] = self.numbers[places[:-1]]
 
     def resident_bytes(self) -> int:
         columns = 8 * 6 + 4 * 4 + SORT_KEY_BYTES

@@ -1,10 +1,10 @@
-"""One thread that works off what LMCache submits, so that a submit is an append and no more.
+"""One thread that works off what LMCache submits, so that a submit is an append as a rule.
 
-LMCache's controller threads are shared by all requests; whatever costs time (deriving keys, asking
-the catalog, reading an identity) happens here or further down. Lookups, loads and unlocks go first,
-in their order; stores when none of those waits. Work that lacks its realm is parked, without
-holding up the rest, until the realm is there or the patience is over; from then on whatever asks
-for that realm is answered at once: a hang costs one deadline, not one for each request (I6).
+LMCache's controller threads are shared by all requests; whatever costs time (planning loads and
+stores, long lookups, reading an identity) happens here or further down. Lookups, loads and unlocks
+go first, in their order; stores when none of those waits. Work that lacks its realm is parked,
+without holding up the rest, until the realm is there or the patience is over; from then on whatever
+asks for that realm is answered at once: a hang costs one deadline, not one for each request (I6).
 
 Knows nothing of keys or stores: work is a callable. Bounded (I9): beyond the limits `submit` says
 no, and the caller answers with a miss. After `close` no work runs.

@@ -62,35 +62,29 @@ class LayoutBook:
             named[group, layout] = self._note_used((slot, group), layout)
         return [named[pair] for pair in zip(groups, layouts, strict=True)]
 
-    def sure(self, slot: Slot, group: int, desc: Any) -> LayoutDescriptor | None:
-        """The layout a lookup may insist on, from LMCache's MemoryLayoutDesc; None: any."""
+    def wanted(
+        self, slot: Slot, group: int, desc: Any
+    ) -> tuple[LayoutDescriptor | None, tuple[LayoutDescriptor, ...]]:
+        """The layout a lookup may insist on, from LMCache's MemoryLayoutDesc (None: any), and those
+        to ask for before: the hint, in each format its objects may come to have, while none has
+        shown the truth; under a serializer, what the engine's own objects became."""
         hinted = self._read_hint(desc)
-        if hinted is None:
-            return None
         with self._lock:
             seen = self._seen((slot, group))
-            seen.hinted.add(hinted.dtypes)
-            if not self._serialized():
-                for layout in seen.used:
-                    if (layout.dtypes, layout.shapes) == (hinted.dtypes, hinted.shapes):
-                        return layout
-            return None
-
-    def trials(self, slot: Slot, group: int, desc: Any) -> tuple[LayoutDescriptor, ...]:
-        """Layouts to ask for first: the hint, in each format its objects may come to have, while
-        none has shown the truth; under a serializer, what the engine's own objects became."""
-        with self._lock:
-            seen = self._seen((slot, group))
+            if hinted is not None:
+                seen.hinted.add(hinted.dtypes)
             if self._serialized():
                 tag = _serialized_format(seen.hinted)
                 ours = tuple(layout for layout in seen.used if layout.tensor_format == tag)
-                return ours if len(ours) == 1 else ()
+                return None, ours if len(ours) == 1 else ()
+            if hinted is None:
+                return None, ()
+            for layout in seen.used:
+                if (layout.dtypes, layout.shapes) == (hinted.dtypes, hinted.shapes):
+                    return layout, ()
             if seen.used:
-                return ()
-        hinted = self._read_hint(desc)
-        if hinted is None:
-            return ()
-        return tuple(layout_of(hinted.shapes, hinted.dtypes, form) for form in FORMATS)
+                return None, ()
+        return None, tuple(layout_of(hinted.shapes, hinted.dtypes, form) for form in FORMATS)
 
     def fitting(
         self, ours: Sequence[LayoutDescriptor], there: Sequence[LayoutDescriptor | None]

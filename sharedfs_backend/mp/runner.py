@@ -1,4 +1,5 @@
-"""What the adapter's tasks do, on the dispatcher's thread and in the store's callbacks.
+"""What the adapter's tasks do: on the dispatcher's thread, in the store's callbacks, and short
+lookups on whichever thread submits them.
 
 Each method carries one call out and puts its result into an outbox, exactly once. Listeners are
 told before the result is there, so that LMCache's books agree with what it is told. Buffers: a load
@@ -112,11 +113,13 @@ class Runner:
     def _find(self, keys: Sequence[Any], part: Part, descs: Any) -> list[bool]:
         mine = keys if len(part.places) == len(keys) else [keys[place] for place in part.places]
         groups = [key.object_group_id for key in mine]
-        hints = {group: (descs or {}).get(group) for group in set(groups)}
-        sure = {group: self._layouts.sure(part.slot, group, desc) for group, desc in hints.items()}
-        trials = {group: self._layouts.trials(part.slot, group, hints[group]) for group in sure}
+        sure: dict[int, LayoutDescriptor | None] = {}
+        trials: list[tuple[LayoutDescriptor, ...]] = []
+        for group in set(groups):
+            sure[group], first = self._layouts.wanted(part.slot, group, (descs or {}).get(group))
+            trials.append(first)
         # Hints no object has confirmed yet: true if they find anything.
-        for attempt in zip_longest(*trials.values()):
+        for attempt in zip_longest(*trials):
             both = {group: sure[group] or one for group, one in zip(sure, attempt, strict=True)}
             found = self._ask(part, groups, both)
             if any(found):

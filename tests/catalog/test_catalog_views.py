@@ -28,22 +28,22 @@ def parents(catalog: Catalog) -> dict[int, int]:
 def test_a_lookup_makes_its_packs_recent_and_chains_them() -> None:
     catalog, packs = three_packs()
     asked = [*packs[2], *packs[0], chunks(random.Random(9), 1)[0]]
-    catalog.touch(catalog.find(b"".join(row.key for row in asked), 0).pack_ids, 50.0)
+    catalog.touch(catalog.find(b"".join(row.key for row in asked), 0).pack_ids.tolist(), 50.0)
     assert [catalog.last_lookup_of(at) for at in (0, 1, 2)] == [50.0, 1.0, 50.0]
     assert parents(catalog) == {0: 2, 1: -1, 2: -1}
 
 
 def test_a_lookup_whose_packs_alternate_makes_no_cycle() -> None:
     catalog, _ = three_packs()
-    catalog.touch(np.array([0, 1, 0, 1, 2, 0]), 9.0)
+    catalog.touch([0, 1, 0, 1, 2, 0], 9.0)
     assert parents(catalog) == {0: -1, 1: 0, 2: 1}
 
 
 def test_a_miss_touches_nothing() -> None:
     catalog, _ = three_packs()
-    catalog.touch(np.array([-1, -1]), 9.0)
-    catalog.touch(np.array([], np.int64), 9.0)
-    catalog.touch(np.array([77]), 9.0)
+    catalog.touch([-1, -1], 9.0)
+    catalog.touch([], 9.0)
+    catalog.touch([77], 9.0)
     assert [catalog.last_lookup_of(at) for at in (0, 1, 2, 77)] == [0.0, 1.0, 2.0, -np.inf]
 
 
@@ -79,7 +79,7 @@ def test_a_place_used_again_inherits_nothing_from_the_pack_before() -> None:
     catalog, packs = three_packs()
     catalog.suspend(1, 1e9)
     catalog.hide(1, None)
-    catalog.touch(np.array([0, 1]), 5.0)
+    catalog.touch([0, 1], 5.0)
     catalog.remove_pack(1)
     assert add(catalog, 8, packs[1])
     assert find(catalog, *packs[1]) == [8] * 4

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from sharedfs_backend.keyring import KeyRing
+from sharedfs_backend.keyring import AT_ONCE_MAX, KeyRing
 from sharedfs_backend.layout import Seal, chunk_key
 
 
@@ -91,6 +91,6 @@ def test_what_is_asked_for_regularly_survives_a_flood_of_others() -> None:
 
 def test_a_request_larger_than_the_memo_is_answered() -> None:
     ring = KeyRing(Seal(None), 10)
-    ids = some_ids(500)
+    ids = some_ids(AT_ONCE_MAX * 2 + 1)  # and than what is derived at a time
     assert ring.derive(ids) == [chunk_key(Seal(None), i.chunk_hash, 0, 0, "") for i in ids]
     assert len(ring) <= 10

@@ -246,11 +246,11 @@ def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_under_a_serializer_the_engines_dtypes_tell_equal_bytes_apart() -> None:
     book = LayoutBook(lambda: True)
     plain = memory(1, shape=(64,), dtype=torch.uint8)
-    book.sure(SLOT, 0, desc(dtype=torch.bfloat16))
+    book.wanted(SLOT, 0, desc(dtype=torch.bfloat16))
     (layout,) = book.of_objects(SLOT, [0], plain)
     assert layout.tensor_format == "serialized:bfloat16"
-    assert book.trials(SLOT, 0, desc(dtype=torch.bfloat16)) == (layout,)
-    book.sure(SLOT, 0, desc(dtype=torch.float32))
+    assert book.wanted(SLOT, 0, desc(dtype=torch.bfloat16)) == (None, (layout,))
+    book.wanted(SLOT, 0, desc(dtype=torch.float32))
     assert book.of_objects(SLOT, [0], plain)[0].tensor_format == "serialized"
 
 
