@@ -112,7 +112,8 @@ class Putter:
     def _queue(self, realm: Realm, parts: list[Part], nbytes: int, now: float) -> bool:
         """False if there is no room, or the store is closing."""
         with self._lock:
-            if self._closed or self._queued_bytes > self._queue_bytes_max:
+            before = self._queued_bytes - nbytes  # a store larger than the queue must have its turn
+            if self._closed or before >= self._queue_bytes_max:
                 return False
             waiting = self._waiting.get(realm.digest)
             if waiting is None:

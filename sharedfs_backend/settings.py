@@ -80,7 +80,8 @@ class Settings:
     buffer_bytes_max: int = whole(256 * MIB, 8 * MIB, 64 * GIB)
     """Private read buffers, all loads together."""
     queue_bytes_max: int = whole(4 * GIB, 4 * MIB, 1 * TIB)
-    """Bytes accepted for storing and not yet written; beyond it stores are dropped and counted."""
+    """Bytes accepted for storing and not yet written; while they are that many, further stores are
+    dropped and counted."""
     read_threads_max: int = whole(32, 1, 1024)
     """Threads that read, all loads together."""
     write_threads_max: int = whole(8, 1, 256)

@@ -20,13 +20,26 @@ from sharedfs_backend.layout import (
 from sharedfs_backend.layout import journal as journal_module
 from sharedfs_backend.publisher import QUEUE_MAX
 from tests.files.faulty import FaultyFiles
-from tests.store.inline import MIB, Client, chunks_of
+from tests.store.inline import MIB, Client, chunks_of, items_of
 from tests.store.test_damage import pack_files
 from tests.store.test_orphans import orphan
 from tests.store.test_publisher import journals
 from tests.store.test_snapshots import snapshot, snapshots
 
 NEWER = "c" * 16
+
+
+def test_a_store_larger_than_the_queue_is_taken_and_the_next_is_not(tmp_path: Path) -> None:
+    client = Client(tmp_path, queue_bytes_max=4 * MIB)
+    client.runtime.held = True
+    large, late = (client.store.submit_put(items_of(chunks_of(8, MIB, seed=n))) for n in (1, 2))
+    assert late.is_done and late.stored == [False] * 8
+    assert client.store.stats()["stores_dropped_queue"] == 1
+    client.runtime.held = False
+    client.runtime.run()
+    assert large.stored == [True] * 8
+    assert client.store.stats()["queue_bytes"] == 0
+    assert client.put(chunks_of(8, MIB, seed=2)).stored == [True] * 8
 
 
 def newer_journal(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
