@@ -3,10 +3,9 @@
     LMCache --submit--> dispatcher --keys, layouts--> Store --callback--> outbox --event fd-->
 
 Submits only enqueue: LMCache calls them on threads shared by all requests. Two things are done at
-once. Of an unlock the part that LMCache relies on when it returns: the copies into the buffers of
-an abandoned load are stopped (I7). And a lookup, unless it is long or others wait: it is arithmetic
-in memory whatever the file system does, and where its keys are remembered it takes less than
-handing it to another thread and back.
+once: of an unlock the part that LMCache relies on when it returns (copies into the buffers of an
+abandoned load are stopped, I7), and a lookup, unless it is long or others wait: arithmetic in
+memory, which takes less than handing it to another thread and back where its keys are remembered.
 Everything below is a miss when it fails (I6), and nothing is called, signalled or left running
 after `close`. Locks are counted and returned, or expire; they hold off our own sweep. Sizes are
 real bytes: a chunk that was there already costs none.

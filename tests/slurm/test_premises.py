@@ -84,8 +84,19 @@ def test_a_models_name_is_no_path(site: Site) -> None:
     check_start(replace(site, model="meta-llama/Llama-3.1-8B"), "n2")
 
 
+def _taken_above_a_free_one() -> socket.socket:
+    while True:
+        taken = socket.create_server(("127.0.0.1", 0))
+        try:
+            socket.create_server(("127.0.0.1", taken.getsockname()[1] - 1)).close()
+        except OSError:
+            taken.close()
+        else:
+            return taken
+
+
 def test_a_port_in_use_is_named_and_another_one_asked_for(site: Site) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with _taken_above_a_free_one() as taken:
         port = taken.getsockname()[1]
         routed, fixed = replace(site, router_port=port), replace(site, port_first=port - 1)
         refused(lambda: check_router_port(routed, "n2"), f"FLEET_ROUTER_PORT: port {port}")
