@@ -5,8 +5,9 @@
 
 For each body size and number of connections: processor time of the router for each request and for
 each further chunk of a stream, less what it uses idle, and the median time to the first byte that
-it adds. Routers take turns within each round; what is printed are medians over rounds. Exit status
-1 where a limit is missed. Absolute times are this machine's: run it where nothing else runs.
+it adds. Each is warmed up first; routers take turns within each round; what is printed are medians
+over rounds. Exit status 1 where a limit is missed. Absolute times are this machine's: run it where
+nothing else runs.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ GAP_MS = 5.0
 """Between two chunks: far enough apart that each is read and written on its own."""
 FEW, MANY = 1, 41
 """Chunks in a stream: the difference tells what one costs."""
+WARM_REQUESTS, WARM_BYTES = 2000, 64 << 10
+"""To each router before anything is measured: what it remembers is then as full as in service, and
+grows no more into memory nobody has touched yet."""
 IDLE_SECONDS = 3.0
 CHUNK_FACTOR_MAX = 1.2
 PREFIX_BYTES_MAX = 20 << 20
@@ -185,7 +189,8 @@ async def main(options: argparse.Namespace) -> int:
         up: dict[str, tuple[int | None, int]] = {DIRECT: (None, ports[0])}
         for router in chosen:
             up[router.name] = stack.enter_context(running(router, ports, options.log))
-        for name, (pid, _) in up.items():
+        for name, (pid, port) in up.items():
+            await drive(port, 32, requests(-1, WARM_BYTES, FEW, WARM_REQUESTS))
             idle[name] = await settle(pid) if pid else 0.0
         for number in range(options.rounds):
             for case in CASES:
