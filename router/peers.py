@@ -22,7 +22,9 @@ DEADLINE_SECONDS = 2.0
 BYTES_MAX = 64 << 20
 QUESTION_BYTES_MAX = 64 << 10
 SOCKET_PATH_MAX = 107
+"""Bytes: what Linux takes as a socket's path, without the closing zero."""
 NUMBER_MAX = 999
+"""More processes than settings allow: all decide alike whether the directory's name is short."""
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -2,13 +2,11 @@
 
     LMCache --submit--> dispatcher --keys, layouts--> Store --callback--> outbox --event fd-->
 
-Submits only enqueue: LMCache calls them on threads shared by all requests. Two things are done at
-once: of an unlock the part that LMCache relies on when it returns (copies into the buffers of an
-abandoned load are stopped, I7), and a lookup, unless it is long or others wait: arithmetic in
-memory, which takes less than handing it to another thread and back where its keys are remembered.
-Everything below is a miss when it fails (I6), and nothing is called, signalled or left running
-after `close`. Locks are counted and returned, or expire; they hold off our own sweep. Sizes are
-real bytes: a chunk that was there already costs none.
+Submits only enqueue: LMCache calls them on threads shared by all requests. The one thing done at
+once is the part of an unlock that LMCache relies on when it returns: the copies into the buffers of
+an abandoned load are stopped (I7). Everything below is a miss when it fails (I6), and nothing is
+called, signalled or left running after `close`. Locks are counted and returned, or expire; they
+hold off our own sweep. Sizes are real bytes: a chunk that was there already costs none.
 
 Usage by cache salt and `list_l2_keys` cover what passed through this process: the namespace knows
 keys as digests. LMCache's own evictor sees one process only, so no capacity is declared to it;
@@ -50,10 +48,6 @@ log = logging.getLogger("sharedfs_backend.mp")
 
 RECONCILE_KEYS = 1024
 """Known keys compared with the catalog each second, in memory."""
-
-LOOKUP_AT_ONCE_KEYS_MAX = 512
-"""Longer lookups are the dispatcher's. This many take 0.3 ms, 1.2 to 1.7 if their keys were never
-derived before (docs/bench-l2.md)."""
 
 CLOSE_SECONDS = 5.0
 """For work under way when the adapter is closed."""
@@ -170,14 +164,12 @@ class SharedFSL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is
     def submit_lookup_and_lock_task(
         self, keys: list[Any], group_layout_descs: dict[int, Any] | None = None
     ) -> int:
-        """Look up now, or enqueue; the hits are locked once its result is there."""
+        """Enqueue a lookup; the hits are locked once its result is there."""
         task_id, count = next(self._ids), len(keys)
-
-        def run() -> None:
-            self._runner.lookup(task_id, keys, group_layout_descs)
-
-        if count > LOOKUP_AT_ONCE_KEYS_MAX or not self._dispatcher.ran_at_once(run):
-            self._enqueue(run, lambda: self._runner.no_lookup(task_id, count))
+        self._enqueue(
+            lambda: self._runner.lookup(task_id, keys, group_layout_descs),
+            lambda: self._runner.no_lookup(task_id, count),
+        )
         return task_id
 
     @guarded(nothing)

@@ -4,7 +4,7 @@ A call may hold keys of several models, ranks and object groups, in any order an
 `split` cuts it into one `Part` for each realm; a realm not known yet parks the work, before any
 effect. `Pending` gathers the parts of one load or store and completes once, whatever happens.
 
-Any thread. No I/O.
+Thread rules: `split` on the dispatcher; `Pending` from any thread. No I/O.
 """
 
 from __future__ import annotations

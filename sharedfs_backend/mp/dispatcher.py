@@ -1,10 +1,10 @@
-"""One thread that works off what LMCache submits, so that a submit is an append as a rule.
+"""One thread that works off what LMCache submits, so that a submit is an append and no more.
 
-LMCache's controller threads are shared by all requests; whatever costs time (planning loads and
-stores, long lookups, reading an identity) happens here or further down. Lookups, loads and unlocks
-go first, in their order; stores when none of those waits. Work that lacks its realm is parked,
-without holding up the rest, until the realm is there or the patience is over; from then on whatever
-asks for that realm is answered at once: a hang costs one deadline, not one for each request (I6).
+LMCache's controller threads are shared by all requests; whatever costs time (deriving keys, asking
+the catalog, reading an identity) happens here or further down. Lookups, loads and unlocks go first,
+in their order; stores when none of those waits. Work that lacks its realm is parked, without
+holding up the rest, until the realm is there or the patience is over; from then on whatever asks
+for that realm is answered at once: a hang costs one deadline, not one for each request (I6).
 
 Knows nothing of keys or stores: work is a callable. Bounded (I9): beyond the limits `submit` says
 no, and the caller answers with a miss. After `close` no work runs.
@@ -89,16 +89,6 @@ class Dispatcher:
             return False
         lane.append(work)
         self._tokens.put(None)
-        return True
-
-    def ran_at_once(self, run: Callable[[], object]) -> bool:
-        """Run it on the caller's thread, unless others wait or it has to. Its errors pass."""
-        if self._closed or self.waiting:
-            return False
-        try:
-            run()
-        except Parked:
-            return False
         return True
 
     def signal(self, token: Hashable) -> None:

@@ -1,5 +1,4 @@
-"""What the adapter's tasks do: on the dispatcher's thread, in the store's callbacks, and short
-lookups on whichever thread submits them.
+"""What the adapter's tasks do, on the dispatcher's thread and in the store's callbacks.
 
 Each method carries one call out and puts its result into an outbox, exactly once. Listeners are
 told before the result is there, so that LMCache's books agree with what it is told. Buffers: a load

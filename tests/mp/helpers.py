@@ -86,12 +86,9 @@ def wait_fd(fd: int) -> None:
 
 
 def _until(fd: int, take: Callable[[], Any]) -> Any:
-    """Whoever waits for another task afterwards must not find this one's signal."""
     while True:
         result = take()
         if result is not None:
-            if select.select([fd], [], [], 0)[0]:
-                consume_fd(fd)
             return result
         wait_fd(fd)
 

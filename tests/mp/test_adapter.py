@@ -261,6 +261,24 @@ def test_a_placeholder_hint_does_no_harm(adapter: Any) -> None:
     assert lookup(adapter, keys(3), {0: "not even a layout"}) == [0, 1, 2]
 
 
+def test_submits_leave_all_work_to_the_dispatcher(adapter: Any, fake: FakeStore) -> None:
+    callers = set()
+    derive = fake.keys
+
+    def noted(ids: Any) -> list[bytes]:
+        callers.add(threading.current_thread().name)
+        return derive(ids)
+
+    fake.keys = noted  # type: ignore[method-assign]
+    wanted = keys(8)
+    store(adapter, wanted, memory(8))
+    lookup(adapter, wanted)
+    load(adapter, wanted, memory(8))
+    adapter.submit_unlock(wanted)
+    lookup(adapter, wanted)
+    assert callers == {"sharedfs-dispatch"}
+
+
 # -- trouble (I6) ------------------------------------------------------------------------------
 
 

@@ -244,6 +244,14 @@ class Asking:
         self.connections.append(connection)
         return connection
 
+    def stream(self) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """A chat whose first line has come."""
+        connection = self.connect()
+        connection.request("POST", "/v1/chat/completions", json.dumps(chat()).encode())
+        answer = connection.getresponse()
+        answer.readline()
+        return connection, answer
+
     def ask(
         self,
         path: str,

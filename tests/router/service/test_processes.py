@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import signal
 import subprocess
@@ -28,10 +27,7 @@ def test_a_signal_to_every_process_of_a_job_cuts_no_stream() -> None:
     with replicas(1) as (one,), launched("--replicas", one.url, "--workers", "2") as running:
         until(lambda: _all_ready(running.ask("/replicas").json()))
         one.script.hold_after = (1, go_on := threading.Event())
-        connection = running.connect()
-        connection.request("POST", "/v1/chat/completions", json.dumps(chat()).encode())
-        answer = connection.getresponse()
-        answer.readline()
+        _, answer = running.stream()
         for pid in _children(running.process.pid):
             os.kill(pid, signal.SIGTERM)
         until(lambda: sum("draining" in line for line in running.said) == 2)
@@ -276,10 +272,7 @@ def test_a_process_that_comes_to_itself_when_told_to_end_lets_its_streams_finish
     ):
         until(lambda: _all_ready(running.ask("/replicas").json()))
         one.script.hold_after = (1, go_on := threading.Event())
-        connection = running.connect()
-        connection.request("POST", "/v1/chat/completions", json.dumps(chat()).encode())
-        answer = connection.getresponse()
-        answer.readline()
+        connection, answer = running.stream()
         children = _children(running.process.pid)
         stopped = next(pid for pid in children if _has_connection(pid, connection))
         os.kill(stopped, signal.SIGSTOP)

@@ -26,10 +26,7 @@ def test_sigterm_lets_streams_finish_and_takes_no_new_connections() -> None:
     with replicas(1) as (one,), launched("--replicas", one.url) as running:
         running.wait_ready(1)
         one.script.hold_after = (1, go_on := threading.Event())
-        connection = running.connect()
-        connection.request("POST", "/v1/chat/completions", json.dumps(chat()).encode())
-        answer = connection.getresponse()
-        answer.readline()
+        _, answer = running.stream()
         running.process.send_signal(signal.SIGTERM)
         until(lambda: any("draining" in line for line in running.said))
         until(lambda: _refuses(running.port))
