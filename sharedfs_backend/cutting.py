@@ -16,9 +16,10 @@ from sharedfs_backend.layout import CHUNKS_PER_PACK_MAX, LayoutDescriptor
 from sharedfs_backend.packjob import WrittenPack
 from sharedfs_backend.puttask import Part, item_of
 
-PARALLEL_PACK_BYTES = 32 << 20
+PARALLEL_PACK_BYTES = 16 << 20
 """A batch is split for parallel writing once each part would still be this large: file systems
-admit one writer of a file at a time, but every further pack costs an open on loading."""
+admit one writer of a file at a time, but every further pack costs an open on loading. Measured,
+128 MiB at 1 ms an operation on a mount that takes 1 MiB at a time: four packs 160 ms, eight 105."""
 
 Written = list[tuple[WrittenPack, list[Part]]]
 

@@ -59,9 +59,10 @@ WRITE_BYTES = 8 << 20
 cache when it is written. A profile with pieces below a checksum unit writes those, one by one or,
 in the compiled loops, as the steps of one call."""
 
-ONE_WRITE_BYTES_MAX = 16 << 20
-"""Header and payload go out together up to this size. Everything must be hashed before that, so
-what is larger has left the cache by then; there the header's own operation costs less."""
+ONE_WRITE_BYTES_MAX = 17 << 20
+"""Header and payload go out together up to this size, which a pack of 16 MiB payload does not
+exceed. Everything must be hashed before that, so what is larger has left the cache by then; there
+the header's own operation costs less."""
 
 _SURELY_NOT_CREATED = {
     FailureKind.MISSING,
