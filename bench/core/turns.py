@@ -51,7 +51,8 @@ class Memory:
 
     def wrong_chunks(self) -> int:
         """Loaded chunks that differ from what was stored."""
-        same = (self.source.array() == self.target.array()).all(axis=1)
+        words = np.uint64 if self.batch.size % 8 == 0 else np.uint8  # words: far quicker
+        same = (self.source.array().view(words) == self.target.array().view(words)).all(axis=1)
         return int(np.count_nonzero(~same))
 
 

@@ -129,6 +129,10 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(ADAPTERS), help="adapters, comma-separated")
     given = parser.parse_args()
     adapters = given.only.split(",")
+    if unknown := sorted(set(adapters) - set(ADAPTERS)):
+        parser.error(f"--only: no adapter {', '.join(unknown)}; there are {', '.join(ADAPTERS)}")
+    if given.dir is not None and not Path(given.dir).is_dir():
+        parser.error(f"--dir: {given.dir} is no directory")
     results = {str(case): {name: Samples() for name in adapters} for case in CASES}
     for turn in range(given.turns):
         for case in CASES:
