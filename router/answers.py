@@ -18,6 +18,8 @@ REPLICA = b"x-sharedfs-replica"
 REASON = b"x-sharedfs-reason"
 PROBER = b"x-sharedfs-prober"
 """In a router's probes: whose they are (`prober`)."""
+PASSED = "x-sharedfs-passed-"
+"""With a router's mark behind it: in every request that this router has passed on."""
 JSON: Header = (b"content-type", b"application/json")
 FRESH: Header = (b"cache-control", b"no-store")
 
@@ -52,6 +54,22 @@ def prober(identity: str) -> str:
 def itself(identity: str) -> Reply:
     """To a router's probe that has come back to it."""
     return as_json({"status": "a loop", "router": identity}, 508)
+
+
+def mark(identity: str) -> bytes:
+    """The name of the header by which a router knows a request it has passed on already. A name
+    for each router: a value would be the last one's alone."""
+    return (PASSED + hashlib.sha256(f"passed {identity}".encode()).hexdigest()[:16]).encode()
+
+
+def looped() -> Reply:
+    """508: the request has come back. Who sent it here tries another replica."""
+    return error(
+        508,
+        "this request has been through this router before: one of its replicas is a router that"
+        " sends requests back; take either off the other's list",
+        "loop_detected",
+    )
 
 
 def error(status: int, message: str, kind: str, *headers: Header) -> Reply:

@@ -88,12 +88,13 @@ class App:
         self.tally = Tally()
         self.history = History()
         self.scores = Scores(self.fleet, self.tally, self.history, wall=wall)
+        identity = _identity(self._place)
         self._routes = Routes(
             self.members,
             replica_key=settings.replica_key,
             first_byte_seconds_max=settings.first_byte_seconds_max,
+            identity=identity,
         )
-        identity = _identity(self._place)
         self.watch = Watch(
             self.members,
             self.fleet,

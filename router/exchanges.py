@@ -24,7 +24,7 @@ from router.routes import Routes
 from router.scores import Scores
 from router.steering import Steering
 
-RETRIED = frozenset({429, 500, 502, 503, 504})
+RETRIED = frozenset({429, 500, 502, 503, 504, 508})
 """Answers another replica may improve on."""
 NOBODY: frozenset[str] = frozenset()
 

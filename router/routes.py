@@ -6,7 +6,7 @@ replaces whatever key the client sent: clients need not know it, nor replicas th
 
 from __future__ import annotations
 
-from router.answers import REASON, REPLICA
+from router.answers import REASON, REPLICA, mark
 from router.members import Members
 from router.relay.exchange import Attempt, Header
 from router.replicas import Replica
@@ -16,13 +16,21 @@ class Routes:
     """Of the event loop's thread. Bounded by the members; `forget` drops one that left."""
 
     def __init__(
-        self, members: Members, *, replica_key: str | None, first_byte_seconds_max: float | None
+        self,
+        members: Members,
+        *,
+        replica_key: str | None,
+        first_byte_seconds_max: float | None,
+        identity: str = "",
     ) -> None:
+        """`identity`: requests are marked as this router's, so that it knows those that return."""
         self._members = members
         self._request_headers: tuple[Header, ...] = ()
+        if identity:
+            self._request_headers += ((mark(identity), b"1"),)
         if replica_key:
             key = replica_key.encode()
-            self._request_headers = ((b"authorization", b"Bearer " + key), (b"x-api-key", key))
+            self._request_headers += ((b"authorization", b"Bearer " + key), (b"x-api-key", key))
         self._first_byte_seconds_max = first_byte_seconds_max
         self._known: dict[str, tuple[Replica, bytes, Header]] = {}
 

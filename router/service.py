@@ -80,6 +80,7 @@ class Service:
         self._key = rules.api_key.encode() if rules.api_key else None
         self._loop = answers.itself(rules.identity)
         self._prober = answers.prober(rules.identity).encode()
+        self._mark = answers.mark(rules.identity)
         self._fleet = fleet
         self._own = own
         self._now = now
@@ -96,6 +97,9 @@ class Service:
 
     def begin(self, request: Request) -> Exchange | Reply | Awaitable[Exchange | Reply]:
         path = path_of(request)
+        if request.header(self._mark) is not None:
+            self.scores.refused("loop")
+            return answers.looped()
         if path in PROMPTED and request.method == b"POST":
             return self._prompted(path, request)
         own = self._own.answer(path, request)

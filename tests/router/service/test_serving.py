@@ -436,6 +436,26 @@ def test_a_router_behind_a_router_is_not_the_same() -> None:
         assert running.chat().status == 200
 
 
+def test_routers_that_list_each_other_answer_each_request_once(tmp_path: Path) -> None:
+    """What one has passed on comes back from the other: it says so, and another replica gets it."""
+    listed = tmp_path / "list"
+    with replicas(1) as (one,):
+        listed.write_text(one.url)
+        with (
+            router(replica_file=str(listed), policy="round-robin") as running,
+            router(f"127.0.0.1:{running.port}") as other,
+        ):
+            running.wait_ready(1)
+            other.wait_ready(1)
+            listed.write_text(f"{one.url}\n127.0.0.1:{other.port}")
+            running.wait_ready(2)
+            found = [running.chat(f"prompt {number}") for number in range(4)]
+            assert {(answer.status, answer.replica) for answer in found} == {(200, one.id)}
+            assert len(one.prompts()) == 4
+            page = running.ask("/metrics").body.decode()
+            assert 'refused_total{cause="loop"}' in page
+
+
 def test_a_replica_that_repeats_a_probe_is_not_taken_for_the_router() -> None:
     assert answers.prober("a1b2").encode() not in answers.itself("a1b2").body
     assert "a1b2" not in answers.prober("a1b2")
