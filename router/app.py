@@ -106,6 +106,7 @@ class App:
             now=now,
             replica_key=settings.replica_key,
             on_silent=self._gone,
+            is_awaited=self._is_awaited,
             identity=identity,
         )
         self.peers = Peers(self._asked, self._place.folder, self._place.number)
@@ -172,7 +173,7 @@ class App:
                 reuse_port=self.settings.workers > 1,
                 now=self._now,
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a host may be no name at all
             where = f"{self.settings.host}:{self.settings.port}"
             raise SettingsError(
                 f"cannot listen on {where}: {error}; try another --port or --host"
@@ -315,10 +316,14 @@ class App:
         an elsewhere: else they may as well wait for it to come back."""
         if self.relay is None or not self.members.ready():
             return
-        if moved := self.relay.give_up(replica.host, replica.port, trouble):
+        if moved := self.relay.give_up(replica.where, trouble):
             log.warning(
                 "%s is down (%s); requests that waited for it: %d", replica.id, trouble, moved
             )
+
+    def _is_awaited(self, replica: Replica) -> bool:
+        """Whether a request waits for its answer."""
+        return self.relay is not None and self.relay.waits(replica.where)
 
     def _no_list(self, trouble: str) -> None:
         self.tally.count(("list_errors_total",))

@@ -24,6 +24,7 @@ _STATE_OF = {
 }
 TROUBLE_CHARACTERS_MAX = 200
 LACKING_MAX = 256
+NONE: frozenset[str] = frozenset()
 MODEL_CHARACTERS_MAX = 256
 """Of models whose lacking replicas are remembered; longer names are looked up each time."""
 
@@ -50,6 +51,7 @@ class Members:
         self._members: dict[str, Member] = {}
         self._turn = 0
         self._lacking: dict[str, frozenset[str]] = {}
+        self._alike: bool | None = None
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -77,7 +79,7 @@ class Members:
             elif member.replica != replica:
                 member.replica = replica
                 self._fleet.join(name, kv_bytes_per_token=replica.kv_bytes_per_token)
-        self._lacking.clear()
+        self._models_changed()
         return joined, left
 
     def failed(self, name: str, why: str, now: float) -> None:
@@ -112,7 +114,7 @@ class Members:
         """What its /v1/models lists."""
         if member := self._members.get(name):
             member.models = models
-            self._lacking.clear()
+            self._models_changed()
 
     def drain(self, name: str, is_draining: bool) -> bool:
         """No new requests for it, or new ones again. False: there is no such replica."""
@@ -124,23 +126,32 @@ class Members:
         return True
 
     def without(self, model: str) -> frozenset[str]:
-        """Replicas known not to serve a model; none if nobody does: one of them shall say so."""
+        """Replicas known not to serve a model; none if nobody does: one of them shall say so.
+        Without a model every engine serves its own."""
+        if not model:
+            return NONE
         known = self._lacking.get(model)
         if known is None:
             lacking = frozenset(
                 name
                 for name, member in self._members.items()
-                if member.models is not None
-                and model not in {entry.get("id") for entry in member.models}
+                if (served := _ids(member.models)) is not None and model not in served
             )
-            known = lacking if len(lacking) < len(self._members) else frozenset()
+            known = lacking if len(lacking) < len(self._members) else NONE
             if len(model) <= MODEL_CHARACTERS_MAX:  # clients may ask for any name
                 if len(self._lacking) >= LACKING_MAX:
                     self._lacking.clear()
                 self._lacking[model] = known
         return known
 
-    def next_ready(self, exclude: frozenset[str] = frozenset()) -> Member | None:
+    def are_alike(self) -> bool:
+        """Whether all are known to serve the same models."""
+        if self._alike is None:
+            served = {_ids(member.models) for member in self._members.values()}
+            self._alike = len(served) < 2 and None not in served
+        return self._alike
+
+    def next_ready(self, exclude: frozenset[str] = NONE) -> Member | None:
         """One that takes requests, in turn: for what is not prefilled."""
         for wanted in (ReplicaState.READY, ReplicaState.HALF_OPEN):
             ready = [
@@ -169,6 +180,10 @@ class Members:
                 holders.append(name)
         return list(merged.values())
 
+    def _models_changed(self) -> None:
+        self._lacking.clear()
+        self._alike = None
+
     def _settle(self, member: Member) -> None:
         state = _STATE_OF[member.breaker.position]
         if member.is_draining and state is not ReplicaState.DOWN:
@@ -176,3 +191,8 @@ class Members:
         if state is not member.state:
             member.state = state
             self._fleet.set_state(member.replica.id, state)
+
+
+def _ids(models: tuple[Mapping[str, object], ...] | None) -> frozenset[object] | None:
+    """What requests call them by."""
+    return None if models is None else frozenset(entry.get("id") for entry in models)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router import answers
-from router.exchanges import RETRIED, Chooser
+from router.exchanges import NOBODY, RETRIED, Chooser
 from router.members import Member
 from router.relay.exchange import Attempt, Failure, Header, Reply
 
@@ -23,11 +23,16 @@ class Passage:
     """A request without a prompt. Implements `relay.exchange.Exchange`."""
 
     __slots__ = (
-        "_is_passed", "_is_safe", "_member", "_service", "_status", "_tried", "attempt",
+        "_is_passed", "_is_safe", "_lacking", "_member", "_service", "_status", "_tried",
+        "attempt",
     )  # fmt: skip
 
-    def __init__(self, service: Chooser, member: Member, is_safe: bool) -> None:
+    def __init__(
+        self, service: Chooser, member: Member, is_safe: bool, lacking: frozenset[str] = NOBODY
+    ) -> None:
+        """`lacking`: replicas that do not serve the model it names."""
         self._service = service
+        self._lacking = lacking
         self._is_safe = is_safe
         self._is_passed = False
         self._status = 0
@@ -82,7 +87,7 @@ class Passage:
     def _another(self, why: str) -> Attempt | None:
         if len(self._tried) > self._service.retries_max:
             return None
-        member = self._service.members.next_ready(self._tried)
+        member = self._service.members.next_ready(self._tried | self._lacking)
         if member is None:
             return None
         self._service.scores.retried(self._member.replica.id, why)

@@ -160,6 +160,19 @@ def parse(
     )
 
 
+def model_of(body: Sequence[bytes]) -> str:
+    """The model a body names that has no prompt to read; empty where it names none, or is no JSON:
+    a form, a body cut in the middle."""
+    if not body or body[0][:64].lstrip()[:1] != b"{":
+        return ""
+    try:
+        fields = _decoded(b"".join(body))
+    except (ValueError, RecursionError):
+        return ""
+    model = fields.get("model") if type(fields) is dict else None
+    return model if type(model) is str else ""
+
+
 def _decoded(body: bytes) -> Any:
     """The body's JSON. ValueError or RecursionError for what is none, or is too much.
 

@@ -50,6 +50,11 @@ class Replica:
         return (self.announced.chunk_tokens if self.announced else 0) or CHUNK_TOKENS
 
     @property
+    def where(self) -> tuple[str, int, bool, bytes]:
+        """As `relay.exchange.Where`."""
+        return self.host, self.port, self.is_tls, self.path.encode()
+
+    @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}{self.path}"
@@ -74,6 +79,8 @@ def replica_at(url: str) -> Replica:
         raise ReplicaError(f"{url!r}: a replica's URL has a host, a port and perhaps a path")
     if any(character <= " " or character >= "\x7f" for character in text):
         raise ReplicaError(f"{url!r}: a replica's URL holds printable ASCII only")
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise ReplicaError(f"{url!r}: leave /v1 off, it is part of each request's own path")
     is_tls = parts.scheme == "https"
     port = port or (443 if is_tls else 80)
     path = parts.path.rstrip("/")

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
+from urllib.parse import unquote
 
 from router import answers
 from router.asks import Ask, Usage
@@ -25,7 +26,7 @@ from router.fleet import Fleet
 from router.members import Members
 from router.outcome import Decision, Overload
 from router.passages import SAFE_METHODS, SAFE_PATHS, Passage
-from router.prefix import PROMPTED, Parsed, ask_of, parse
+from router.prefix import PROMPTED, Parsed, ask_of, model_of, parse
 from router.relay.exchange import Exchange, Reply, Request
 from router.routes import Routes
 from router.scores import Scores
@@ -33,6 +34,7 @@ from router.steering import Steering
 
 OPEN_PATHS = frozenset({b"/health", b"/ready", b"/metrics"})
 """Asked by machines that have no key; they show no prompt and change nothing."""
+MODEL_PATH = b"/v1/models/"
 KINDS = {path: path.decode().removeprefix("/v1/").strip("/") for path in PROMPTED}
 
 
@@ -164,11 +166,21 @@ class Service:
         )
 
     def _passed(self, path: bytes, request: Request) -> Exchange | Reply:
-        member = self.members.next_ready()
+        lacking = NOBODY
+        if not self.members.are_alike():
+            lacking = self.members.without(_model(path, request))
+        member = self.members.next_ready(lacking)
         if member is None:
             return self.refusal(None)
         is_safe = request.method in SAFE_METHODS or path in SAFE_PATHS or path in PROMPTED
-        return Passage(self, member, is_safe)
+        return Passage(self, member, is_safe, lacking)
+
+
+def _model(path: bytes, request: Request) -> str:
+    """The model that a request without a prompt is about; empty where it names none."""
+    if path.startswith(MODEL_PATH):
+        return unquote(path[len(MODEL_PATH) :].decode("latin-1"))
+    return model_of(request.body) if request.method == b"POST" else ""
 
 
 def path_of(request: Request) -> bytes:

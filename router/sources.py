@@ -121,7 +121,7 @@ def _listing(data: bytes, name: str) -> Listing:
     if len(data) > BYTES_MAX:
         raise ReplicaError(f"{name}: a list of replicas has at most {BYTES_MAX} bytes")
     try:
-        return listed(data.decode().splitlines())
+        return listed(data.decode("utf-8-sig").splitlines())  # editors may begin with a mark
     except UnicodeDecodeError as error:
         raise ReplicaError(f"{name} is not text: {error}") from error
     except ReplicaError as error:

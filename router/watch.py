@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.answers import PROBER, prober
+from router.breaker import FAILURES_MAX
 from router.fetch import FetchError, fetch
 from router.fleet import Fleet
 from router.members import Members
@@ -58,10 +59,12 @@ class Watch:
         now: Callable[[], float],
         replica_key: str | None = None,
         on_silent: Callable[[Replica, str], None] | None = None,
+        is_awaited: Callable[[Replica], bool] | None = None,
         identity: str = "",
     ) -> None:
         """`on_silent` hears of each probe without an answer from a replica that is down, and
-        why. One that answers it is unwell may still finish what it has. Who answers with
+        why. One that answers it is unwell may still finish what it has. A replica that left is
+        probed for as long as it `is_awaited`: requests are under way there. Who answers with
         `identity` is this router, which knows its probes by their head wherever they lead: a
         request sent there would come back without end."""
         self._members = members
@@ -70,6 +73,11 @@ class Watch:
         self._now = now
         self._key = replica_key
         self._on_silent = on_silent
+        self._is_awaited = is_awaited
+        self._replicas: dict[str, Replica] = {}
+        """Members, as they are still known when they have left."""
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        """Farewells to those that left; each ends with the last request there."""
         self._identity = identity.encode()
         self._header = f"{PROBER.decode()}: {prober(identity)}" if identity else ""
         self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}
@@ -78,21 +86,29 @@ class Watch:
         """Of each replica the question for its models that is under way."""
 
     def follow(self) -> None:
-        """Tasks for each member there is now, none for any other."""
+        """Tasks for each member there is now; of any other only while it is awaited."""
         for name in [name for name in self._tasks if self._members.get(name) is None]:
             for task in self._tasks.pop(name).values():
                 task.cancel()
+            replica = self._replicas.pop(name)
+            if self._is_awaited is not None and self._is_awaited(replica):
+                farewell = self._see_off(replica, self._is_awaited)
+                self._leaving[name] = asyncio.create_task(farewell, name=f"farewell of {name}")
         for member in self._members:
             name = member.replica.id
+            self._replicas[name] = member.replica
             if name not in self._tasks:
                 self._tasks[name] = {}
                 self._begin(name, "health", self._probes(name))
+                if (leaving := self._leaving.pop(name, None)) is not None:
+                    leaving.cancel()  # it is back
 
     async def stop(self) -> None:
-        tasks: list[asyncio.Task[Any]] = [*self._asking.values()]
+        tasks: list[asyncio.Task[Any]] = [*self._asking.values(), *self._leaving.values()]
         for known in self._tasks.values():
             tasks.extend(known.values())
         self._tasks.clear()
+        self._leaving.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -165,8 +181,29 @@ class Watch:
                 pause = MODELS_SECONDS
             await asyncio.sleep(pause)
 
+    async def _see_off(self, replica: Replica, is_awaited: Callable[[Replica], bool]) -> None:
+        """It left with requests under way: those it will not answer are told, as a member's are."""
+        silent = 0
+        while is_awaited(replica):
+            try:
+                trouble, is_silent = await self._asked(replica)
+                silent = silent + 1 if is_silent else 0
+                if silent >= FAILURES_MAX and self._on_silent is not None:
+                    self._on_silent(replica, trouble)
+            except Exception:  # a mistake of ours
+                log.exception("probing %s, which has left, failed", replica.id)
+            await asyncio.sleep(self._rhythm.health_seconds)
+        if self._leaving.get(replica.id) is asyncio.current_task():
+            del self._leaving[replica.id]
+
     async def _probe(self, replica: Replica) -> None:
-        is_silent = False
+        trouble, is_silent = await self._asked(replica)
+        self._members.probed(replica.id, trouble, self._now())
+        if is_silent and self._on_silent is not None and self._members.is_down(replica.id):
+            self._on_silent(replica, trouble)
+
+    async def _asked(self, replica: Replica) -> tuple[str, bool]:
+        """One probe: what is wrong, empty if nothing; and whether it gave no answer at all."""
         try:
             answer = await fetch(
                 replica,
@@ -179,10 +216,8 @@ class Watch:
             if self._identity and self._identity in answer.body:
                 trouble = "it is this router itself: take it off the list"
         except FetchError as error:
-            trouble, is_silent = f"its health check failed: {error}", True
-        self._members.probed(replica.id, trouble, self._now())
-        if is_silent and self._on_silent is not None and self._members.is_down(replica.id):
-            self._on_silent(replica, trouble)
+            return f"its health check failed: {error}", True
+        return trouble, False
 
     async def _scrape(self, replica: Replica) -> None:
         try:

@@ -13,7 +13,7 @@ import struct
 from typing import Final, cast
 
 from router.relay.common import Common, Incoming
-from router.relay.exchange import Reply
+from router.relay.exchange import Reply, Where
 from router.relay.heads import CONTINUE, refusal, reply_bytes
 from router.relay.pool import KEEPALIVE_OPTIONS
 from router.relay.reader import Reader
@@ -206,9 +206,13 @@ class Client:
         self._since = self._common.now()
         self.transport.close()
 
-    def give_up(self, host: str, port: int, detail: str) -> bool:
-        """Whether its request waited for an answer from this address, and now waits no more."""
-        return self._transfer is not None and self._transfer.give_up(host, port, detail)
+    def waits(self, where: Where) -> bool:
+        """Whether its request waits for an answer from there."""
+        return self._transfer is not None and self._transfer.waits(where)
+
+    def give_up(self, where: Where, detail: str) -> bool:
+        """Whether its request waited for an answer from there, and now waits no more."""
+        return self._transfer is not None and self._transfer.give_up(where, detail)
 
     # -- deadlines ------------------------------------------------------------------------------
 

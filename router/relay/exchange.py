@@ -55,6 +55,10 @@ class Request:
         return next((value for known, value in self.headers if known == name), None)
 
 
+Where = tuple[str, int, bool, bytes]
+"""Host, port, whether by TLS, and the path put before requests: several may share a port."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """An answer the router gives itself."""
@@ -102,6 +106,9 @@ class Attempt:
         self.response_headers = response_headers
         self.body = body
         self.first_byte_seconds_max = first_byte_seconds_max
+
+    def is_at(self, where: Where) -> bool:
+        return (self.host, self.port, self.is_tls, self.path_prefix) == where
 
 
 class Failure(enum.Enum):

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from router.relay.client import Client
 from router.relay.common import Common
-from router.relay.exchange import Director
+from router.relay.exchange import Director, Where
 from router.relay.limits import Limits
 from router.relay.pool import Pool
 
@@ -85,10 +85,14 @@ class RelayServer:
         while len(common.pool):
             await asyncio.sleep(0)  # Connections say that they are lost on the next turn.
 
-    def give_up(self, host: str, port: int, detail: str) -> int:
-        """Fails every attempt at this address of which nothing was passed on yet, at once: somebody
-        knows that no answer will come. Returns how many; the exchanges say what follows."""
-        return sum(client.give_up(host, port, detail) for client in list(self._common.clients))
+    def waits(self, where: Where) -> bool:
+        """Whether a request waits for an answer from there of which nothing was passed on yet."""
+        return any(client.waits(where) for client in self._common.clients)
+
+    def give_up(self, where: Where, detail: str) -> int:
+        """Fails every attempt there of which nothing was passed on yet, at once: somebody knows
+        that no answer will come. Returns how many; the exchanges say what follows."""
+        return sum(client.give_up(where, detail) for client in list(self._common.clients))
 
     def sweep(self, now: float) -> None:
         """Ends every wait whose time is up."""

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from router.relay.common import Common, Incoming, log
-from router.relay.exchange import Attempt, Exchange, Failure, Header, Reply
+from router.relay.exchange import Attempt, Exchange, Failure, Header, Reply, Where
 from router.relay.heads import Ending, refusal, request_head, response_head
 from router.relay.upstream import Upstream
 
@@ -148,11 +148,18 @@ class Transfer:
         self.upstream = None
         self._failed(Failure.TIMEOUT, "no answer in time")
 
-    def give_up(self, host: str, port: int, detail: str) -> bool:
-        """Ends an attempt at this address as failed, unless bytes of its body were passed on.
-        False: there was none."""
+    def waits(self, where: Where) -> bool:
+        """Whether nothing was passed on yet of what is asked for there."""
         attempt = self._attempt
-        if self._is_over or attempt is None or (attempt.host, attempt.port) != (host, port):
+        if self._is_over or attempt is None or not attempt.is_at(where):
+            return False
+        return self.upstream is None or not self.upstream.is_passing
+
+    def give_up(self, where: Where, detail: str) -> bool:
+        """Ends an attempt there as failed, unless bytes of its body were passed on. False: there
+        was none."""
+        attempt = self._attempt
+        if self._is_over or attempt is None or not attempt.is_at(where):
             return False
         self._deadline = math.inf
         if self._task is not None:  # still connecting

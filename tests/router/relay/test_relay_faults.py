@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from router.relay.exchange import Attempt, Failure, Reply
+from router.relay.exchange import Attempt, Failure, Reply, Where
 from router.relay.limits import Limits
 from tests.router.relay.harness import (
     CHUNKED,
@@ -101,6 +101,10 @@ async def test_a_replica_that_hangs_is_given_up_after_its_time(head: bytes) -> N
     assert calls == ["sent", "failed timeout", "sent", "first_byte", "ended"]
 
 
+def _at(port: int) -> Where:
+    return "127.0.0.1", port, False, b""
+
+
 @pytest.mark.parametrize("head", [b"", CHUNKED])
 @over_sockets
 async def test_a_replica_that_is_given_up_keeps_nobody_waiting(head: bytes) -> None:
@@ -115,8 +119,12 @@ async def test_a_replica_that_is_given_up_keeps_nobody_waiting(head: bytes) -> N
             caller.send(post(b"question"))
             wanted = ["sent", "head 200"] if head else ["sent"]
             await until(lambda: director.transcripts == [wanted])
-            assert relay.give_up("127.0.0.1", healthy.port, "down") == 0
-            assert relay.give_up("127.0.0.1", hanging.port, "down") == 1
+            beside = ("127.0.0.1", hanging.port, False, b"/another")
+            assert not relay.waits(beside) and relay.give_up(beside, "down") == 0
+            assert relay.give_up(_at(healthy.port), "down") == 0
+            assert relay.waits(_at(hanging.port))
+            assert relay.give_up(_at(hanging.port), "down") == 1
+            assert not relay.waits(_at(hanging.port))
             assert (await caller.response())[1] == b"hello"
             await until(lambda: hanging.open == 0)
     calls = [call for call in director.transcripts[0] if call != "head 200"]
@@ -135,7 +143,7 @@ async def test_a_connection_that_is_still_being_made_is_given_up_too() -> None:
                 async with relaying(director) as relay, calling(relay) as caller:
                     caller.send(post(b"question"))
                     await until(lambda: relay.tasks == 2)
-                    assert relay.give_up("127.0.0.1", port, "down") == 1
+                    assert relay.give_up(_at(port), "down") == 1
                     assert (await caller.response())[1] == b"hello"
     assert director.transcripts[0][:2] == ["failed connect", "sent"]
 
@@ -155,7 +163,7 @@ async def test_an_answer_that_has_begun_is_not_given_up() -> None:
         async with relaying(director) as relay, calling(relay) as caller:
             caller.send(post(b"question"))
             await until(lambda: ["sent", "head 200", "first_byte"] in director.transcripts)
-            assert relay.give_up("127.0.0.1", slow.port, "down") == 0
+            assert relay.give_up(_at(slow.port), "down") == 0
             go_on.set()
             assert (await caller.response())[1] == b"3\r\nabc\r\n0\r\n\r\n"
     assert director.transcripts == [["sent", "head 200", "first_byte", "ended"]]

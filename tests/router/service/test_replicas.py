@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from router.replicas import REPLICAS_MAX, Replica, ReplicaError, listed, replica_at
-from router.sources import FixedList, Follower, Listing, ListUrl
+from router.sources import FixedList, Follower, ListFile, Listing, ListUrl
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ def test_a_url_names_a_replica(url: str, replica: Replica) -> None:
     "url",
     ["", "http://", "ftp://a", "http://a:port", "http://a:8000?x=1", "http://u:p@a", "http://a b",
      "http://a:99999", "http://a:0", "http://a..b:80", f"http://{'a' * 64}.b",
-     "http://ä:1", "http://a/\r\nx: y"],
+     "http://a:1/v1", "http://a:1/gate/v1/", "http://ä:1", "http://a/\r\nx: y"],
 )  # fmt: skip
 def test_what_is_no_url_of_a_replica_is_refused(url: str) -> None:
     with pytest.raises(ReplicaError):
@@ -42,6 +43,11 @@ def test_what_is_no_url_of_a_replica_is_refused(url: str) -> None:
 def test_a_list_has_comments_and_empty_lines_and_says_each_replica_once() -> None:
     found = listed(["# ours", "", "http://a:1 # first", "http://b:2", "a:1"])
     assert list(found) == ["a:1", "b:2"]
+
+
+def test_a_list_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "list").write_bytes("http://a:1".encode("utf-8-sig"))
+    assert list(ListFile(tmp_path / "list").read()) == ["a:1"]
 
 
 @pytest.mark.parametrize("lines", [[], ["# nothing"], ["http://a:1", "nonsense://"]])

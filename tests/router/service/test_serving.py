@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,15 @@ from router import answers
 from router.breaker import FAILURES_MAX
 from router.members import Member
 from router.settings import SettingsError
-from tests.router.service.fakes import FakeReplica, Running, chat, replicas, router, until
+from tests.router.service.fakes import (
+    WAIT_SECONDS,
+    FakeReplica,
+    Running,
+    chat,
+    replicas,
+    router,
+    until,
+)
 
 
 def test_models_of_all_replicas_are_merged() -> None:
@@ -313,6 +322,79 @@ def test_a_replica_that_is_silent_too_long_has_failed() -> None:
         assert {answer.replica for answer in answers} == {pair[1].id}
 
 
+def test_what_waits_for_a_replica_that_hung_and_left_the_list_moves(tmp_path: Path) -> None:
+    listed = tmp_path / "list"
+    with replicas(2) as (hung, other), ThreadPoolExecutor() as pool:
+        listed.write_text(hung.url)
+        with router(replica_file=str(listed)) as running:
+            running.wait_ready(1)
+            hung.script.hold = threading.Event()
+            asked = pool.submit(running.chat)
+            until(lambda: len(hung.prompts()) == 1)
+            listed.write_text(f"{hung.url}\n{other.url}")
+            running.wait_ready(2)
+            hung.script.health = 0
+            listed.write_text(other.url)
+            until(lambda: _ids(running) == [other.id])
+            answer = asked.result(WAIT_SECONDS)
+            assert (answer.status, answer.replica) == (200, other.id)
+            until(lambda: not running.on_loop(lambda: dict(running.app.watch._leaving)))
+            hung.script.hold.set()
+
+
+def test_one_that_left_and_is_well_finishes_what_it_has(tmp_path: Path) -> None:
+    listed = tmp_path / "list"
+    with replicas(2) as (leaving, other), ThreadPoolExecutor() as pool:
+        listed.write_text(leaving.url)
+        with router(replica_file=str(listed)) as running:
+            running.wait_ready(1)
+            leaving.script.hold = threading.Event()
+            asked = pool.submit(running.chat)
+            until(lambda: len(leaving.prompts()) == 1)
+            listed.write_text(other.url)
+            running.wait_ready(1)
+            until(lambda: _ids(running) == [other.id])
+            leaving.script.hold.set()
+            answer = asked.result(WAIT_SECONDS)
+            assert (answer.status, answer.replica) == (200, leaving.id)
+
+
+def test_a_host_that_cannot_be_a_name_stops_the_start_and_says_so() -> None:
+    with (
+        replicas(1) as (one,),
+        pytest.raises(SettingsError, match="cannot listen"),
+        router(one.url, host="a..b"),
+    ):
+        pass
+
+
+def test_requests_without_a_prompt_go_where_their_model_is() -> None:
+    """And those that name none are no reason to prefer whoever did not tell its models."""
+    with (
+        replicas(3) as (one, two, silent),
+        router(one.url, two.url, silent.url, policy="round-robin") as running,
+    ):
+        two.script.models = ("other",)
+        silent.script.models_hold = threading.Event()
+        running.wait_ready(3)
+        until(lambda: running.ask("/v1/models").body.count(b'"id"') == 2)
+        running.on_loop(lambda: running.app.members.drain(silent.id, True))
+        asked = [
+            running.ask(path, body)
+            for path, body in (
+                ("/tokenize", {"model": "other", "prompt": "a"}),
+                ("/v1/rerank", {"model": "other", "query": "a"}),
+                ("/v1/models/other", None),
+            )
+            for _ in range(4)
+        ]
+        assert {(answer.status, answer.replica) for answer in asked} == {(200, two.id)}
+        running.on_loop(lambda: running.app.members.drain(silent.id, False))
+        without = {running.chat(f"{number}" * 900, model="").replica for number in range(9)}
+        assert without == {one.id, two.id, silent.id}
+        silent.script.models_hold.set()
+
+
 def test_a_missing_list_stops_the_start_and_says_so(tmp_path: Path) -> None:
     with (
         pytest.raises(SettingsError, match="list of replicas"),
@@ -388,7 +470,7 @@ def _ids(running: Running) -> list[str]:
 
 @pytest.mark.parametrize(
     ("path", "below"),
-    [("/health", ""), ("/ready", ""), ("/", ""), ("/v1/models", ""), ("/health", "/v1")],
+    [("/health", ""), ("/ready", ""), ("/", ""), ("/v1/models", ""), ("/health", "/below")],
 )
 def test_a_router_in_its_own_list_sends_itself_nothing(
     path: str, below: str, tmp_path: Path
