@@ -23,7 +23,6 @@ from sharedfs_backend.catalog_values import (
     ANY_SPACE,
     I32,
     NO_SPACE,
-    U32,
     Found,
     Located,
     PackBatch,
@@ -37,7 +36,7 @@ from sharedfs_backend.entries import Entries
 from sharedfs_backend.fairlock import FairLock
 from sharedfs_backend.keytable import Mask, hash_keys
 from sharedfs_backend.layout import EntryTable
-from sharedfs_backend.packtable import I64, UNKNOWN
+from sharedfs_backend.packtable import I64, U64, UNKNOWN
 from sharedfs_backend.rows import HIDDEN, INDEXED, LENGTH_MAX, STEP_ROWS
 from sharedfs_backend.searching import search
 
@@ -144,14 +143,14 @@ class Catalog:
                 numbers, found_spaces, data.offsets[rows], data.lengths[rows], data.checksums[rows]
             )
 
-    def highest_versions(self, keys: bytes, space: int) -> U32:
+    def highest_versions(self, keys: bytes, space: int) -> U64:
         """The version known of each key, 0 where none is; hidden and suspended ones count."""
         asked = words(keys)
         with self._lock:
             index, _, rows = self._entries.matching(asked, hash_keys(asked))
             places = self._rows.packs[rows]
             here = self._packs.space[places] == space
-            result = np.zeros(len(asked), np.uint32)
+            result = np.zeros(len(asked), np.uint64)
             result[index[here]] = self._packs.version[places[here]]
             return result
 
@@ -209,7 +208,7 @@ class Catalog:
             pack_ids=np.array([pack_id]),
             sort_keys=sort_key,
             spaces=np.array([space], np.int32),
-            versions=np.array([version], np.uint32),
+            versions=np.array([version], np.uint64),
             first_rows=np.zeros(1, np.int64),
             counts=np.array([len(entries)]),
             entries=entries,

@@ -66,7 +66,7 @@ class PackBatch:
     pack_ids: I64
     sort_keys: bytes
     spaces: I32
-    versions: U32
+    versions: U64
     first_rows: I64
     counts: I64
     entries: EntryTable

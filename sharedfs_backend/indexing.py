@@ -102,7 +102,7 @@ class PackIndex:
                 pack_ids=ids,
                 sort_keys=b"".join(sort_key(one.pack.name) for one in fresh),
                 spaces=np.array([self._space(one.pack) for one in fresh], np.int32),
-                versions=np.array([one.pack.version for one in fresh], np.uint32),
+                versions=np.array([one.pack.version for one in fresh], np.uint64),
                 first_rows=np.array([one.first_row for one in fresh]),
                 counts=np.array([one.count for one in fresh]),
                 entries=entries,

@@ -39,7 +39,7 @@ class PackTable:
         self.chosen = reserve(packs_max, np.int32)
         """Rows of the pack that are in the index."""
         self.space = reserve(packs_max, np.int32)
-        self.version = reserve(packs_max, np.uint32)
+        self.version = reserve(packs_max, np.uint64)
         self.parent = reserve(packs_max, np.int64)
         self.first_seen = reserve(packs_max, np.float64)
         self.last_lookup = reserve(packs_max, np.float64)
@@ -75,7 +75,7 @@ class PackTable:
         *,
         names: U64,
         spaces: npt.NDArray[np.int32],
-        versions: npt.NDArray[np.uint32],
+        versions: npt.NDArray[np.uint64],
         counts: npt.NDArray[np.int32],
         first_row: int,
         first_seen: F64,

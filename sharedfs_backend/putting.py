@@ -10,6 +10,7 @@ whatever hangs (I6). Bytes queued are bounded (I9). Never does I/O itself.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from sharedfs_backend.runtime import Lane, LaneFull
 from sharedfs_backend.storing import Storer
 
 __all__ = ["Part", "PutItem", "PutTask", "Putter"]
+
+log = logging.getLogger("sharedfs_backend")
 
 LINGER_ENOUGH_BYTES = 64 << 20
 """A batch of this size gains nothing from waiting for more."""
@@ -92,6 +95,8 @@ class Putter:
         nbytes = task.nbytes
         parts = [(task, index) for index in range(len(items))]
         with self._lock:
+            before = self._queued_bytes  # a store larger than the queue must have its turn
+            has_room = before < self._queue_bytes_max and not self._closed
             self._queued_bytes += nbytes
             self._tasks[task] = None
         if not items:
@@ -99,21 +104,20 @@ class Putter:
         elif not self._healthy():
             self._stats.add("stores_dropped_sick")
             self._storer.drop(parts, "sick")
-        elif not self._queue(realm, parts, nbytes, now):
+        elif not (has_room and self._queue(realm, parts, nbytes, now)):
             self._stats.once(
                 "stores_dropped_queue",
                 "a store of %d bytes was dropped: %d bytes are queued already",
                 nbytes,
-                self._queued_bytes,
+                before,
             )
             self._storer.drop(parts, "queue full")
         return task
 
     def _queue(self, realm: Realm, parts: list[Part], nbytes: int, now: float) -> bool:
-        """False if there is no room, or the store is closing."""
+        """False if the store is closing."""
         with self._lock:
-            before = self._queued_bytes - nbytes  # a store larger than the queue must have its turn
-            if self._closed or before >= self._queue_bytes_max:
+            if self._closed:
                 return False
             waiting = self._waiting.get(realm.digest)
             if waiting is None:
@@ -176,7 +180,10 @@ class Putter:
             if is_void and not is_free:
                 self._stats.add("stores_stuck")
             if is_free or is_void:
-                self._give_up(task, LATE, written=is_void)
+                try:
+                    self._give_up(task, LATE, written=is_void)
+                except Exception:  # a mistake of ours must not keep the others, and time, waiting
+                    log.exception("a store that is too late could not be given up")
 
     def _give_up(self, task: PutTask, reason: str, *, written: bool) -> None:
         parts = [(task, index) for index in task.unsettled(written=written)]

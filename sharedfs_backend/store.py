@@ -67,6 +67,24 @@ def _check_keys(keys: Sequence[bytes]) -> None:
     )
 
 
+def _check_layouts(
+    items: Sequence[PutItem], fingerprint: Callable[[LayoutDescriptor], bytes]
+) -> None:
+    """Raises ValueError for a layout that cannot be encoded: no later step could name its place.
+    Neighbours nearly always share their layout object."""
+    before: LayoutDescriptor | None = None
+    for index, item in enumerate(items):
+        if item.layout is before:
+            continue
+        before = item.layout
+        try:
+            fingerprint(item.layout)
+        except ValueError as error:
+            raise ValueError(
+                f"chunk {index} of {len(items)}: its layout is none: {error}"
+            ) from error
+
+
 @dataclass(frozen=True, slots=True)
 class _Made:
     """The parts, and the process that made them."""
@@ -248,16 +266,18 @@ class Store:
         on_done: Callable[[PutTask], None] | None = None,
     ) -> PutTask:
         """Start storing, in prefix order; never blocks on I/O. The buffers must stay as they are
-        until `on_done`, which runs when the chunks are published or given up."""
+        until `on_done`, which runs when the chunks are published or given up. ValueError for a key
+        that is none, or a layout that FORMAT.md has no bytes for."""
         parts = self._open()
         _check_keys([item.key for item in items])
+        _check_layouts(items, parts.ledger.fingerprint)
         return parts.putter.submit(realm or self._direct(), items, on_done)
 
     def put(
         self, items: Sequence[PutItem], *, realm: Realm | None = None, timeout_seconds: float = 60.0
     ) -> PutTask:
         """Store and wait. A store that failed says so in the task; only what could never be
-        stored (a key that is none) raises."""
+        stored (a key that is none, a layout that cannot be written down) raises ValueError."""
         parts = self._open()
         done = parts.runtime.waiter()
         task = self.submit_put(items, realm=realm, on_done=lambda _: done.set())

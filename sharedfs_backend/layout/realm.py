@@ -103,9 +103,11 @@ class LayoutDescriptor:
     def encode(self) -> bytes:
         """Canonical bytes. ValueError for what `decode` would not accept."""
         fields: list[Any] = [list(self.dtypes), [list(shape) for shape in self.shapes]]
-        data = encode(["layout", *fields, self.tensor_format, self.chunk_tokens])
-        if len(data) > LAYOUT_BYTES_MAX:
-            raise ValueError(f"a layout of {len(data)} bytes exceeds {LAYOUT_BYTES_MAX}")
+        try:
+            data = encode(["layout", *fields, self.tensor_format, self.chunk_tokens])
+            _decode_layout(data)
+        except (BadValue, TypeError, OverflowError) as error:
+            raise ValueError(str(error)) from error
         return data
 
     @classmethod

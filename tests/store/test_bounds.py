@@ -5,22 +5,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sharedfs_backend.files import FailureKind, Files
 from sharedfs_backend.layout import (
     BLOCK_BYTES,
+    FORMAT_MAJOR,
     Beat,
+    Begin,
+    ChunkEntry,
+    Commit,
+    EntryTable,
+    LayoutDescriptor,
     NewerVersion,
+    PackCommit,
     PackName,
     Seal,
     encode_entry,
     journal_path,
+    pack_digest,
 )
 from sharedfs_backend.layout import journal as journal_module
 from sharedfs_backend.publisher import QUEUE_MAX
+from sharedfs_backend.store import DIRECT_USE
 from tests.files.faulty import FaultyFiles
-from tests.store.inline import MIB, Client, chunks_of, items_of
+from tests.store.inline import KIB, MIB, Client, chunks_of, items_of
 from tests.store.test_damage import pack_files
 from tests.store.test_orphans import orphan
 from tests.store.test_publisher import journals
@@ -40,6 +50,51 @@ def test_a_store_larger_than_the_queue_is_taken_and_the_next_is_not(tmp_path: Pa
     assert large.stored == [True] * 8
     assert client.store.stats()["queue_bytes"] == 0
     assert client.put(chunks_of(8, MIB, seed=2)).stored == [True] * 8
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        LayoutDescriptor(("uint8",), ((np.int64(3),),), "RAW", 0),
+        LayoutDescriptor(("uint8",), ((1 << 70,),), "RAW", 0),
+        LayoutDescriptor(("uint8",), ((-1,),), "RAW", 0),
+        LayoutDescriptor(("uint8",) * 6000, ((0,),), "RAW", 0),
+    ],
+)
+def test_a_layout_that_cannot_be_written_down_is_refused_and_nothing_stops(
+    tmp_path: Path, layout: LayoutDescriptor
+) -> None:
+    client = Client(tmp_path)
+    (item,) = items_of(chunks_of(1))
+    with pytest.raises(ValueError, match="chunk 0 of 1: its layout is none"):
+        client.store.put([item._replace(layout=layout)])
+    client.pass_time(100.0)
+    assert client.store.stats()["queue_bytes"] == 0
+    assert client.store.put([item]).stored == [True]
+
+
+@pytest.mark.parametrize("version", [(1 << 32) - 1, 1 << 40])
+def test_versions_are_as_large_as_the_format_says(tmp_path: Path, version: int) -> None:
+    """Another implementation may count them as it likes."""
+    client = Client(tmp_path)
+    (chunks,) = (chunks_of(1),)
+    (item,) = items_of(chunks)
+    client.put(chunks_of(1, seed=8))
+    realm, layout, seal = DIRECT_USE.digest(Seal()), item.layout, Seal()
+    digest = pack_digest(seal, realm, layout.fingerprint(seal), [item.key])
+    table = EntryTable.from_entries([ChunkEntry(item.key, 4096, 8 * KIB, bytes(16))])
+    name = PackName(digest, NEWER, 1)
+    commit = PackCommit(name, realm, layout, 0, version, 16 * KIB, table)
+    records = (Begin(FORMAT_MAJOR, bytes(16)), Commit((commit,)))
+    (tmp_path / journal_path(NEWER)).write_bytes(encode_entry(NEWER, 0, records, seal))
+    client.refresh()
+    assert client.store.lookup([item.key]) == [True]
+    assert client.load(chunks) == [False]  # no such pack: it is not found again
+    assert client.put(chunks).stored == [True]
+    for reader in (client, Client(tmp_path)):
+        reader.refresh()
+        assert reader.load(chunks) == [True]
+        assert reader.load(chunks_of(1, seed=8)) == [True]
 
 
 def newer_journal(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
