@@ -55,7 +55,7 @@ def test_a_store_larger_than_the_queue_is_taken_and_the_next_is_not(tmp_path: Pa
 @pytest.mark.parametrize(
     "layout",
     [
-        LayoutDescriptor(("uint8",), ((np.int64(3),),), "RAW", 0),
+        LayoutDescriptor(("uint8",), ((np.int64(3),),), "RAW", 0),  # type: ignore[arg-type]
         LayoutDescriptor(("uint8",), ((1 << 70,),), "RAW", 0),
         LayoutDescriptor(("uint8",), ((-1,),), "RAW", 0),
         LayoutDescriptor(("uint8",) * 6000, ((0,),), "RAW", 0),
