@@ -108,7 +108,7 @@ class Rows:
         if end > start and self.packs[end - 1] != NO_PACK:
             end = end_of_pack(int(self.packs[end - 1]))
         rows = np.flatnonzero(self.packs[start:end] != NO_PACK) + start
-        if len(rows) and self._to != rows[0]:
+        if len(rows) and self._to + len(rows) - 1 != rows[-1]:  # else there is no hole before any
             moved(rows, self._to)
             for column in self._columns():
                 column[self._to : self._to + len(rows)] = column[rows]

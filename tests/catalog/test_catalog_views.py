@@ -158,3 +158,21 @@ def test_a_pack_is_given_back_as_it_came_in() -> None:
     assert add(catalog, 0, rows)
     table = catalog.entries_of(0)
     assert table is not None and tuple(table) == rows
+
+
+def test_holes_behind_a_pack_that_stays_are_closed_without_a_trace() -> None:
+    """The oldest pack is the one everybody asks for, the next ones went."""
+    rng, catalog = random.Random(6), Catalog(40_000)
+    packs = [chunks(rng, 10) for _ in range(900)]
+    for at, pack in enumerate(packs):
+        assert add(catalog, at, pack)
+    gone = [*range(1, 250), *range(450, 650)]
+    for at in gone:
+        catalog.remove_pack(at)
+    assert catalog.compaction_steps > 0
+    kept = [(at, row.key) for at, pack in enumerate(packs) if at not in gone for row in pack]
+    found = catalog.find(b"".join(key for _, key in kept), ANY_SPACE, realm=REALM)
+    assert found.pack_ids.tolist() == [at for at, _ in kept]
+    for at in {*range(1, 900)} - {*gone}:
+        catalog.remove_pack(at)
+    assert [key for _, key, _ in catalog.page(0, 100).entries] == [row.key for row in packs[0]]
