@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from sharedfs_backend import catalog, entries, rows
 from sharedfs_backend.catalog import ANY_SPACE, Catalog, PackBatch
 from sharedfs_backend.layout import EntryTable
 from tests.catalog.reference import Reference, ReferencePack, entry
@@ -190,6 +191,24 @@ def test_large_packs_and_many_removals_compact_without_a_trace(seed: int) -> Non
         history.check_lookups()
     history.check_all()
     assert history.catalog.compaction_steps > 0
+
+
+def test_histories_compact_all_the_time_where_steps_are_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rows, "HOLES_MIN", 4)
+    for module in (rows, entries, catalog):
+        monkeypatch.setattr(module, "STEP_ROWS", 16)
+    steps = 0
+    for seed in range(200, 216):
+        history = History(seed, keys=60, pack_chunks_max=30)
+        for number in range(150):
+            history.step()
+            if number % 10 == 0:
+                history.check_lookups()
+        history.check_all()
+        steps += history.catalog.compaction_steps
+    assert steps > 100
 
 
 def test_keys_that_differ_in_few_bits_are_told_apart() -> None:
