@@ -80,7 +80,7 @@ class Attempt:
     request_headers: tuple[Header, ...]
     """Replace the request's own of the same name, or are added (the replicas' key)."""
     response_headers: tuple[Header, ...]
-    """Added to the answer (why this replica)."""
+    """Replace the answer's own of the same name, or are added (why this replica)."""
     body: tuple[bytes, ...] | None
     """Sent instead of the request's body, where the decision had to change it."""
     first_byte_seconds_max: float | None

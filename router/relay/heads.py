@@ -207,14 +207,17 @@ def response_head(
     is_closing: bool,
     drops_chunking: bool,
 ) -> bytes:
-    """The head a client gets: the replica's, less what is hop-by-hop, and what was `added`."""
+    """The head a client gets: the replica's, less what is hop-by-hop, and what was `added`, which
+    replaces the replica's own of the same name."""
     named = named_by_connection(headers)
+    replaced = frozenset(name for name, _ in added) if added else NO_NAMES
     line = STATUS_LINES.get(status) if not reason else None
     parts = [line or b"HTTP/1.1 %d %b\r\n" % (status, reason)]
     parts += [
         b"%b: %b\r\n" % (name, value)
         for name, value in headers
         if name not in RESPONSE_DROPPED
+        and name not in replaced
         and name not in named
         and not (drops_chunking and name == b"transfer-encoding")
     ]

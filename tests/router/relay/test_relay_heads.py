@@ -133,6 +133,13 @@ def test_a_response_head_loses_what_is_hop_by_hop_and_keeps_its_framing() -> Non
     assert head == b"HTTP/1.1 200 Fine\r\ncontent-length: 3\r\nx-b: 2\r\nx-why: so\r\n\r\n"
 
 
+def test_what_is_added_replaces_what_the_replica_says_of_the_same_name() -> None:
+    headers = [(b"x-why", b"forged"), (b"content-length", b"3"), (b"x-why", b"again")]
+    added = [(b"x-who", b"a"), (b"x-why", b"so")]
+    head = response_head(200, b"", headers, added, is_closing=False, drops_chunking=False)
+    assert head == b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nx-who: a\r\nx-why: so\r\n\r\n"
+
+
 def test_a_reply_to_head_has_a_length_and_no_body() -> None:
     answer = reply_bytes(Reply(200, b"body", ()), b"HEAD", is_closing=True)
     assert answer == b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\n"
