@@ -60,7 +60,7 @@ class Client:
             sock.setsockopt(level, option, value)
         if len(common.clients) > common.limits.connections_max or common.is_draining:
             self._is_deaf = True
-            self._say_and_leave(refusal(503, "too many connections"), b"GET")
+            self._say_and_leave(refusal(503, "too many connections"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         common = self._common
@@ -114,7 +114,7 @@ class Client:
             while self._ready and self._transfer is None and self._phase != Phase.LEAVING:
                 item = self._ready.popleft()
                 if isinstance(item, Reply):
-                    self._say_and_leave(item, b"GET")
+                    self._say_and_leave(item)
                     break
                 self._phase = Phase.BUSY
                 self._transfer = Transfer(self._common, self, item)
@@ -190,10 +190,10 @@ class Client:
         self._phase = Phase.LEAVING
         self.transport.abort()
 
-    def _say_and_leave(self, reply: Reply, method: bytes) -> None:
+    def _say_and_leave(self, reply: Reply) -> None:
         """A refusal. The client may still be sending: what comes is thrown away for a while, since
         closing now would reset the connection before the refusal is read."""
-        self.transport.write(reply_bytes(reply, method, is_closing=True))
+        self.transport.write(reply_bytes(reply, self._reader.method, is_closing=True))
         self._is_deaf = True
         self._phase = Phase.LEAVING
         self._since = self._common.now()
@@ -232,12 +232,12 @@ class Client:
         elif phase == Phase.IDLE and waited >= limits.idle_seconds:
             self._leave()
         elif phase == Phase.HEAD and waited >= limits.head_seconds:
-            self._say_and_leave(refusal(408, "the head took too long"), b"GET")
+            self._say_and_leave(refusal(408, "the head took too long"))
         elif phase == Phase.BODY and self._reader.incoming is not None:
             received = self._reader.incoming.request.body_bytes
             if waited >= limits.body_seconds + received / limits.body_bytes_per_second_min:
+                self._say_and_leave(refusal(408, "the body took too long"))
                 self._reader.forget_body()
-                self._say_and_leave(refusal(408, "the body took too long"), b"POST")
         elif phase == Phase.LEAVING:
             is_writing = self.transport.get_write_buffer_size() > 0
             if waited >= (limits.stall_seconds if is_writing else limits.linger_seconds):

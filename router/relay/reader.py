@@ -61,6 +61,14 @@ class Reader:
         self._wire_bytes = 0
         self._joined = 0
 
+    @property
+    def method(self) -> bytes:
+        """Of the request being read or refused, GET where that is not known: HEAD's answer has no
+        body."""
+        if self.incoming is not None:
+            return self.incoming.request.method
+        return self._parser.get_method() if self._url else b"GET"
+
     def feed(self, data: bytes) -> None:
         """Reads on. After a refusal nothing more is to be fed."""
         was_in_head, had_body = self.is_in_head, self.incoming is not None

@@ -20,6 +20,7 @@ from tests.router.relay.harness import (
     ScriptedDirector,
     ScriptedExchange,
     answering,
+    ask,
     calling,
     over_sockets,
     post,
@@ -27,6 +28,8 @@ from tests.router.relay.harness import (
     replica,
     until,
 )
+
+HEAD = b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 @over_sockets
@@ -172,7 +175,7 @@ async def test_a_head_request_ends_with_its_head() -> None:
         director = ScriptedDirector(there.attempt())
         async with relaying(director) as relay, calling(relay) as caller:
             for _ in range(2):
-                caller.send(b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n")
+                caller.send(HEAD)
                 assert b"content-length: 5" in await caller.head()
     assert director.transcripts == [["sent", "head 200", "ended"]] * 2
     assert there.accepted == 1
@@ -362,6 +365,31 @@ async def test_a_refused_head_is_answered_before_its_body_is_read() -> None:
         caller.send(post(b"x" * 1000)[:-1000])
         assert (await caller.rest()).startswith(b"HTTP/1.1 401 Unauthorized\r\n")
     assert director.requests == []
+
+
+@pytest.mark.parametrize(
+    ("refused", "line"),
+    [(HEAD, b"HTTP/1.1 401 "), (HEAD.replace(b"host:", b"host :"), b"HTTP/1.1 400 ")],
+)
+@over_sockets
+async def test_a_refused_head_request_is_answered_by_a_head_alone(
+    refused: bytes, line: bytes
+) -> None:
+    director = ScriptedDirector(Reply(204))
+    director.refusal = Reply(401, b"who?")
+    async with relaying(director) as relay:
+        answer = await ask(relay, refused)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(line) and b"content-length: " in head and body == b""
+
+
+@over_sockets
+async def test_what_is_refused_after_a_head_request_is_told_why() -> None:
+    director = ScriptedDirector(Reply(204))
+    async with relaying(director) as relay, calling(relay) as caller:
+        caller.send(HEAD + b"nonsense\r\n\r\n")
+        assert (await caller.head()).startswith(b"HTTP/1.1 204 ")
+        assert b"not well-formed" in (await caller.response())[1]
 
 
 @over_sockets
