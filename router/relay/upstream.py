@@ -68,6 +68,7 @@ class Upstream:
         self.has_head = self.is_passing = self.is_complete = self.has_excess = False
         self.has_body = False
         self.payload: list[bytes] | None = [] if is_unchunked else None
+        self.last = b""  # The last chunk may come in pieces.
         self.tail.clear()
         self.on_body = self.tail.append if self.payload is None else self.payload.append
         if not self._is_parser_kept or is_unchunked:  # A parser looks `on_body` up but once.
@@ -213,8 +214,12 @@ class Upstream:
             if self.has_excess:
                 self._break()
                 return
+            if len(data) < len(LAST_CHUNK):
+                self.last = self.last[-len(LAST_CHUNK) :] + data
+            else:
+                self.last = data
             if self.is_complete:
-                is_over, is_clean = True, data.endswith(LAST_CHUNK)
+                is_over, is_clean = True, self.last.endswith(LAST_CHUNK)
             if self.payload is not None:
                 data = b"".join(self.payload)
                 self.payload.clear()
@@ -246,6 +251,7 @@ class Upstream:
         sink, self.sink = self.sink, None
         tail = self._tail()
         self.tail.clear()
+        self.last = b""
         self.is_passing = False
         keeps = self.keeps_alive and is_clean and not self.has_excess
         if keeps and not self.transport.is_closing() and not self.transport.get_write_buffer_size():

@@ -93,6 +93,37 @@ async def test_chunks_come_back_byte_for_byte() -> None:
     assert director.tails == [b"abcde"]
 
 
+@pytest.mark.parametrize(
+    "pieces", [[b"0", b"\r\n\r\n"], [b"0\r\n\r", b"\n"], [b"0", b"\r", b"\n", b"\r", b"\n"]]
+)
+@over_sockets
+async def test_a_last_chunk_in_pieces_ends_the_answer_and_not_the_connection(
+    pieces: list[bytes],
+) -> None:
+    got = asyncio.Event()
+
+    async def script(line: Line) -> None:
+        while True:
+            await line.request()
+            line.send(CHUNKED + b"5\r\nhello\r\n")
+            for piece in pieces:
+                await got.wait()
+                got.clear()
+                line.send(piece)
+
+    async with replica(script) as there:
+        director = ScriptedDirector(there.attempt())
+        async with relaying(director) as relay, calling(relay) as caller:
+            caller.send(GET * 2)
+            for _ in range(2):
+                assert await caller.head() == CHUNKED
+                await caller.reader.readexactly(len(b"5\r\nhello\r\n"))
+                for piece in pieces:
+                    got.set()
+                    assert await caller.reader.readexactly(len(piece)) == piece
+    assert there.accepted == 1 and len(there.requests) == 2
+
+
 @over_sockets
 async def test_each_chunk_is_passed_on_before_the_next_one_exists() -> None:
     passed = asyncio.Event()
