@@ -1,8 +1,8 @@
 """Passages: requests without a prompt, passed to any replica that takes requests, in turn.
 
 Nothing is estimated or reserved for them. One that may be sent twice moves to another replica like
-any other; what may change something there moves only if no connection was made. Who is to blame is
-as in `exchanges`. It must not know sockets; times are arguments.
+any other; what may change something there goes out on a new connection, and moves only if none was
+made. Who is to blame is as in `exchanges`. It must not know sockets; times are arguments.
 """
 
 from __future__ import annotations
@@ -96,5 +96,7 @@ class Passage:
     def _take(self, member: Member) -> Attempt:
         self._member = member
         self._tried |= {member.replica.id}
-        self.attempt = self._service.routes.attempt(member.replica.id, b"any-ready")
+        self.attempt = self._service.routes.attempt(
+            member.replica.id, b"any-ready", is_repeatable=self._is_safe
+        )
         return self.attempt

@@ -37,7 +37,13 @@ class Routes:
     def forget(self, replica: str) -> None:
         self._known.pop(replica, None)
 
-    def attempt(self, name: str, reason: bytes, body: tuple[bytes, ...] | None = None) -> Attempt:
+    def attempt(
+        self,
+        name: str,
+        reason: bytes,
+        body: tuple[bytes, ...] | None = None,
+        is_repeatable: bool = True,
+    ) -> Attempt:
         """For a member. `body` is sent in place of the request's own."""
         member = self._members.get(name)
         assert member is not None, "only members are chosen"
@@ -55,4 +61,5 @@ class Routes:
             (known[2], (REASON, reason)),
             body,
             self._first_byte_seconds_max,
+            is_repeatable,
         )

@@ -86,6 +86,9 @@ class Attempt:
     first_byte_seconds_max: float | None
     """Without the answer's first body byte for this long the attempt has failed; None waits for
     ever. (An engine sends the head of a stream long before its first token.)"""
+    is_repeatable: bool
+    """False: goes out on a new connection. One kept from earlier may be closing, and whether the
+    request was acted on before that cannot be told."""
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class Attempt:
         response_headers: tuple[Header, ...] = (),
         body: tuple[bytes, ...] | None = None,
         first_byte_seconds_max: float | None = None,
+        is_repeatable: bool = True,
     ) -> None:
         self.host = host
         self.port = port
@@ -106,6 +110,7 @@ class Attempt:
         self.response_headers = response_headers
         self.body = body
         self.first_byte_seconds_max = first_byte_seconds_max
+        self.is_repeatable = is_repeatable
 
     def is_at(self, where: Where) -> bool:
         return (self.host, self.port, self.is_tls, self.path_prefix) == where

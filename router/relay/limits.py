@@ -50,7 +50,8 @@ class Limits:
     """Unused connections kept for each replica."""
     stale_seconds: float = 1.0
     """A reused connection that dies within this time of the request, without a byte of answer, was
-    closed by the replica before it saw it: the request goes out once more on a new one."""
+    in all likelihood closed by the replica before it saw it: the request goes out once more on a
+    new one. (One that must not be repeated is sent on no reused connection.)"""
     attempts_max: int = 16
     """Attempts for one request, whatever the director asks for."""
     sweep_seconds: float = 0.5

@@ -102,6 +102,7 @@ class Transfer:
             return
         self._attempt = attempt
         key = (attempt.host, attempt.port, attempt.is_tls)
+        is_fresh = is_fresh or not attempt.is_repeatable
         upstream = None if is_fresh else self._common.pool.take(key)
         if upstream is None:
             self._task = self._common.spawn(self._connect(attempt))

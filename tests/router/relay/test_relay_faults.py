@@ -277,6 +277,29 @@ async def test_a_late_death_on_a_pooled_connection_is_a_failure_not_staleness() 
     assert director.transcripts[1] == ["sent", "failed closed"]
 
 
+@over_sockets
+async def test_what_must_not_be_repeated_goes_out_once_and_on_a_new_connection() -> None:
+    async def script(line: Line) -> None:
+        await line.request()
+        line.send(HELLO)
+        await line.request()
+
+    async def dies(line: Line) -> None:
+        await line.request()
+
+    async with replica(script) as there:
+        director = ScriptedDirector(there.attempt(is_repeatable=False), Reply(502, b"dead"))
+        async with relaying(director) as relay, calling(relay) as caller:
+            caller.send(post(b"one"))
+            assert (await caller.response())[1] == b"hello"
+            assert relay.upstream_connections == 1, "there is one to be used again"
+            there.script = dies
+            caller.send(post(b"two"))
+            assert (await caller.response())[1] == b"dead"
+    assert [[body for _, body in line.requests] for line in there.lines] == [[b"one"], [b"two"]]
+    assert director.transcripts[1] == ["sent", "failed closed"]
+
+
 # -- after the head is passed on ----------------------------------------------------------------
 
 

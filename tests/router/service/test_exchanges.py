@@ -175,6 +175,18 @@ def test_what_changes_nothing_is_sent_twice() -> None:
     assert isinstance(desk.begin("/tokenize").head(503, (), 1.0), Attempt)
 
 
+@pytest.mark.parametrize(
+    ("path", "is_repeatable"),
+    [("/v1/load_lora_adapter", False), ("/tokenize", True), ("/v1/completions", True)],
+)
+def test_the_relay_is_told_what_must_not_be_repeated(path: str, is_repeatable: bool) -> None:
+    desk = Desk("a:1", "b:2")
+    exchange = desk.begin(path)
+    following = exchange.failed(Failure.CONNECT, "refused", 1.0)
+    assert isinstance(following, Attempt)
+    assert exchange.attempt.is_repeatable is following.is_repeatable is is_repeatable
+
+
 def test_a_replica_that_left_may_still_finish() -> None:
     desk = Desk("a:1", "b:2")
     exchange = desk.begin()
