@@ -1,8 +1,9 @@
 """Client: one client's connection. Keeps the order of its requests, notices when it is gone.
 
 Requests of one connection are answered one after the other, however many came at once; what came
-before a refused one is still answered first. It reads on while an answer is awaited, for that is
-how a client's leaving is noticed. It must not know replicas, decisions or how requests are parsed.
+before a refused one is still answered first. While a client does not take its answers its next
+request waits. It reads on while an answer is awaited, for that is how a client's leaving is
+noticed. It must not know replicas, decisions or how requests are parsed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Phase:
     IDLE: Final = 0  # the next request
     HEAD: Final = 1  # the rest of a head
     BODY: Final = 2  # the rest of a body
-    BUSY: Final = 3  # an answer
+    BUSY: Final = 3  # an answer, or its turn
     LEAVING: Final = 4  # what is left to write, or to be thrown away
 
 
@@ -86,7 +87,9 @@ class Client:
 
     def resume_writing(self) -> None:
         self.is_paused = False
-        if self._transfer is not None and self._transfer.upstream is not None:
+        if self._transfer is None:
+            self._next()
+        elif self._transfer.upstream is not None:
             self._transfer.upstream.resume()
 
     def data_received(self, data: bytes) -> None:
@@ -97,21 +100,24 @@ class Client:
         if reader.is_refused:
             self._is_deaf = True
         if self._transfer is None:
-            if self._ready:
-                self._next()
-            self._await_more()
-        if self._ready:
-            self._pause_pipeline()
+            self._next()
+        elif self._ready:
+            self._pace()
 
     # -- requests -------------------------------------------------------------------------------
 
     def _next(self) -> None:
         """Starts what is ready, in order, until something has to be waited for."""
-        if self._is_starting:
+        if self._is_starting:  # The loop below goes on.
             return
         self._is_starting = True
         try:
-            while self._ready and self._transfer is None and self._phase != Phase.LEAVING:
+            while (
+                self._ready
+                and self._transfer is None
+                and not self.is_paused
+                and self._phase != Phase.LEAVING
+            ):
                 item = self._ready.popleft()
                 if isinstance(item, Reply):
                     self._say_and_leave(item)
@@ -121,14 +127,24 @@ class Client:
                 self._transfer.start()
         finally:
             self._is_starting = False
+        self._await_more()
+        if self._ready or not self._is_reading:
+            self._pace()
 
-    def _pause_pipeline(self) -> None:
-        """A client with too much waiting is not read on. Only then its leaving goes unnoticed."""
-        limits = self._common.limits
+    def _pace(self) -> None:
+        """A client with too much waiting, or whose next request waits for it to take its answers,
+        is not read on. Only then its leaving goes unnoticed."""
+        if self.transport.is_closing():
+            return
+        limits, waiting = self._common.limits, len(self._ready)
+        is_held_up = waiting > 0 and self.is_paused and self._transfer is None
+        if not self._is_reading:
+            if waiting <= limits.pipelined_max // 2 and not is_held_up:
+                self._is_reading = True
+                self.transport.resume_reading()
+            return
         held = sum(item.request.body_bytes for item in self._ready if isinstance(item, Incoming))
-        if self._is_reading and (
-            len(self._ready) > limits.pipelined_max or held > limits.body_bytes_max
-        ):
+        if is_held_up or waiting > limits.pipelined_max or held > limits.body_bytes_max:
             self._is_reading = False
             self.transport.pause_reading()
 
@@ -137,7 +153,9 @@ class Client:
         if self._transfer is not None or self._phase == Phase.LEAVING:
             return
         phase, incoming = Phase.IDLE, self._reader.incoming
-        if incoming is not None:
+        if self._ready:
+            phase = Phase.BUSY
+        elif incoming is not None:
             phase = Phase.BODY
             if incoming.expects_continue:
                 incoming.expects_continue = False
@@ -167,10 +185,6 @@ class Client:
             self._leave()
             return
         self._next()
-        self._await_more()
-        if not self._is_reading and len(self._ready) <= self._common.limits.pipelined_max // 2:
-            self._is_reading = True
-            self.transport.resume_reading()
 
     def cut(self, *, with_reset: bool) -> None:
         """The answer broke off. What was relayed still goes out, unless the end of the connection

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.relay.exchange import Attempt
+from router.relay.exchange import Attempt, Reply
 from router.relay.limits import Limits
 from tests.router.relay.harness import (
     CHUNKED,
@@ -201,6 +201,93 @@ async def test_a_slow_client_that_reads_on_gets_everything() -> None:
             caller.send(GET)
             assert len((await caller.response())[1]) == size
     assert there.accepted == 1
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@over_sockets
+async def test_own_answers_nobody_takes_wait_for_who_asked(ends: bool) -> None:
+    count, page = 2000, bytes(100_000)
+    director = ScriptedDirector(Reply(200, page))
+    async with relaying(director) as relay, calling(relay) as caller:
+        transport = caller.writer.transport
+        transport.pause_reading()  # type: ignore[attr-defined]
+        caller.send(GET * count)
+        if ends:
+            caller.writer.write_eof()
+        await until(lambda: any(client.is_paused for client in relay._common.clients))
+        (client,) = relay._common.clients
+        relay.sweep(relay._common.now() + Limits().idle_seconds + 1)
+        assert client.transport.get_write_buffer_size() < 1 << 20
+        assert len(director.requests) < count // 2, "the kernel's buffers, and little of ours"
+        transport.resume_reading()  # type: ignore[attr-defined]
+        for _ in range(count):
+            assert (await caller.response())[1] == page
+        if ends:
+            assert await caller.rest() == b""
+        else:
+            caller.send(GET)
+            assert (await caller.response())[1] == page
+
+
+@over_sockets
+async def test_who_takes_no_answers_is_not_read_on() -> None:
+    director = ScriptedDirector(Reply(200, bytes(32 << 20)))
+    async with relaying(director) as relay, calling(relay) as caller:
+        transport = caller.writer.transport
+        transport.pause_reading()  # type: ignore[attr-defined]
+        caller.send(GET)
+        await until(lambda: any(client.is_paused for client in relay._common.clients))
+        (client,) = relay._common.clients
+        assert client._is_reading, "its leaving would be noticed"
+        director.steps = (Reply(200, b"small"),)
+        caller.send(GET[:-2])
+        await until(lambda: client._reader.is_in_head)
+        caller.send(GET[-2:] + GET * 50_000)
+        await until(lambda: not client._is_reading)
+        held = len(client._ready)
+        await asyncio.sleep(0.01)
+        assert (len(director.requests), len(client._ready)) == (1, held)
+        assert held < 25_000, "what came in one piece"
+        relay.sweep(relay._common.now() + Limits().idle_seconds + 1)
+        assert relay.connections == 1
+        caller.reset()
+        relay.sweep(relay._common.now() + Limits().stall_seconds + 1)
+
+
+@over_sockets
+async def test_what_follows_an_answer_nobody_takes_is_refused_in_its_turn() -> None:
+    page = bytes(32 << 20)
+    director = ScriptedDirector(Reply(200, page))
+    async with relaying(director) as relay, calling(relay) as caller:
+        transport = caller.writer.transport
+        transport.pause_reading()  # type: ignore[attr-defined]
+        caller.send(GET * 2 + b"nonsense\r\n\r\n" + bytes(8 << 20))
+        await until(lambda: any(client.is_paused for client in relay._common.clients))
+        transport.resume_reading()  # type: ignore[attr-defined]
+        for _ in range(2):
+            assert (await caller.response())[1] == page
+        assert (await caller.rest()).startswith(b"HTTP/1.1 400 ")
+
+
+@over_sockets
+async def test_pipelined_answers_that_are_taken_late_all_come_in_order() -> None:
+    size = 8 << 20
+
+    async def script(line: Line) -> None:
+        while True:
+            _, body = await line.request()
+            line.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + body * size)
+
+    async with replica(script) as there:
+        director = ScriptedDirector(there.attempt())
+        async with relaying(director) as relay, calling(relay) as caller:
+            transport = caller.writer.transport
+            transport.pause_reading()  # type: ignore[attr-defined]
+            caller.send(b"".join(post(b"%d" % index) for index in range(9)))
+            await until(lambda: any(client.is_paused for client in relay._common.clients))
+            transport.resume_reading()  # type: ignore[attr-defined]
+            for index in range(9):
+                assert (await caller.response())[1] == b"%d" % index * size
 
 
 @over_sockets
