@@ -210,7 +210,7 @@ def response_head(
     """The head a client gets: the replica's, less what is hop-by-hop, and what was `added`, which
     replaces the replica's own of the same name."""
     named = named_by_connection(headers)
-    replaced = frozenset(name for name, _ in added) if added else NO_NAMES
+    replaced = [name for name, _ in added]
     line = STATUS_LINES.get(status) if not reason else None
     parts = [line or b"HTTP/1.1 %d %b\r\n" % (status, reason)]
     parts += [
