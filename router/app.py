@@ -30,6 +30,7 @@ from router.peers import Peers
 from router.precision import Precision, opened
 from router.proving import Prover
 from router.relay.limits import Limits, connections_within
+from router.relay.resolver import Resolver
 from router.relay.server import RelayServer, serve
 from router.replicas import REPLICAS_MAX, Replica, ReplicaError, listed
 from router.routes import Routes
@@ -74,11 +75,13 @@ class App:
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         rng: random.Random | None = None,
+        resolver: Resolver | None = None,
     ) -> None:
         self.settings = settings
         self._place = place or Place()
         self._now = now
         self._wall = wall
+        self._resolver = resolver or Resolver(now)
         self.fleet = Fleet(
             policy=settings.policy,
             slo_seconds=settings.slo_seconds,
@@ -104,6 +107,7 @@ class App:
                 health_path=settings.health_path,
             ),
             now=now,
+            resolver=self._resolver,
             replica_key=settings.replica_key,
             on_silent=self._gone,
             is_awaited=self._is_awaited,
@@ -134,7 +138,11 @@ class App:
         if parameters:
             self.service.steering = Steering(parameters)
             self._prover = Prover(
-                self.service.steering, self.members, now=now, replica_key=settings.replica_key
+                self.service.steering,
+                self.members,
+                now=now,
+                resolver=self._resolver,
+                replica_key=settings.replica_key,
             )
         self.relay: RelayServer | None = None
         self.is_draining = False
@@ -150,7 +158,11 @@ class App:
         """Raises SettingsError for a list or a port that cannot be had."""
         check_secret(self.settings.secret_file)
         self.precision = await opened(
-            self.settings, fleet=self.fleet, members=self.members, now=self._now
+            self.settings,
+            fleet=self.fleet,
+            members=self.members,
+            now=self._now,
+            resolver=self._resolver,
         )
         if self.precision is not None:
             self.service.exact = self.precision.exact
@@ -172,6 +184,7 @@ class App:
                 ),
                 reuse_port=self.settings.workers > 1,
                 now=self._now,
+                resolver=self._resolver,
             )
         except (OSError, ValueError) as error:  # a host may be no name at all
             where = f"{self.settings.host}:{self.settings.port}"

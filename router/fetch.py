@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import httptools
 
 from router.download import tls_context
+from router.relay.resolver import Resolver
 from router.replicas import Replica
 
 BYTES_MAX = 8 << 20  # a busy vLLM's /metrics has a few hundred kB
@@ -59,6 +60,7 @@ async def fetch(
     replica: Replica,
     path: str,
     *,
+    resolver: Resolver,
     deadline_seconds: float,
     key: str | None = None,
     body: bytes | None = None,
@@ -68,19 +70,30 @@ async def fetch(
     more `header`."""
     try:
         async with asyncio.timeout(deadline_seconds):
-            return await _fetch(replica, path, key, body, header)
+            return await _fetch(replica, path, resolver, key, body, header)
     except TimeoutError as error:
         raise FetchError(f"no answer within {deadline_seconds:g} s") from error
     except (OSError, ValueError, httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-        # ValueError: a host name that cannot be one.
+        # ValueError: a host name that cannot be one, to TLS.
         raise FetchError(str(error) or type(error).__name__) from error
 
 
 async def _fetch(
-    replica: Replica, path: str, key: str | None, body: bytes | None, header: str
+    replica: Replica,
+    path: str,
+    resolver: Resolver,
+    key: str | None,
+    body: bytes | None,
+    header: str,
 ) -> Fetched:
     tls = tls_context() if replica.is_tls else None
-    reader, writer = await asyncio.open_connection(replica.host, replica.port, ssl=tls)
+    name = replica.host if tls else None
+    reader, writer = await resolver.connected(
+        replica.host,
+        lambda address: asyncio.open_connection(
+            address, replica.port, ssl=tls, server_hostname=name
+        ),
+    )
     try:
         method = "GET" if body is None else "POST"
         host = replica.id.removesuffix(replica.path)

@@ -20,6 +20,7 @@ from router.exact import Exact
 from router.fetch import FetchError, fetch
 from router.fleet import Fleet
 from router.members import Members
+from router.relay.resolver import Resolver
 from router.replicas import Replica
 from router.residency import Residency
 from router.settings import Settings, SettingsError
@@ -48,6 +49,7 @@ class Precision:
         fleet: Fleet,
         members: Members,
         now: Callable[[], float],
+        resolver: Resolver,
         replica_key: str | None = None,
         follows_events: bool = False,
     ) -> None:
@@ -56,6 +58,7 @@ class Precision:
         self._fleet = fleet
         self._members = members
         self._now = now
+        self._resolver = resolver
         self._key = replica_key
         self._follows_events = follows_events
         self._checked: dict[str, float] = {}
@@ -117,7 +120,12 @@ class Precision:
     async def _post(self, replica: Replica, path: str, body: bytes) -> bytes | None:
         try:
             answer = await fetch(
-                replica, path, deadline_seconds=DEADLINE_SECONDS, key=self._key, body=body
+                replica,
+                path,
+                resolver=self._resolver,
+                deadline_seconds=DEADLINE_SECONDS,
+                key=self._key,
+                body=body,
             )
         except FetchError:
             return None
@@ -149,7 +157,12 @@ class Precision:
 
 
 async def opened(
-    settings: Settings, *, fleet: Fleet, members: Members, now: Callable[[], float]
+    settings: Settings,
+    *,
+    fleet: Fleet,
+    members: Members,
+    now: Callable[[], float],
+    resolver: Resolver,
 ) -> Precision | None:
     """None unless the settings ask for exact mode. Raises SettingsError."""
     if settings.tokenizer is None:
@@ -165,6 +178,7 @@ async def opened(
         fleet=fleet,
         members=members,
         now=now,
+        resolver=resolver,
         replica_key=settings.replica_key,
         follows_events=settings.kv_events,
     )

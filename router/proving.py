@@ -21,6 +21,7 @@ from typing import Any
 from router.asks import Usage
 from router.fetch import FetchError, fetch
 from router.members import Member, Members
+from router.relay.resolver import Resolver
 from router.replicas import Replica
 from router.reports import usage_of
 from router.steering import Steering, Verdict
@@ -43,12 +44,14 @@ class Prover:
         members: Members,
         *,
         now: Callable[[], float],
+        resolver: Resolver,
         replica_key: str | None = None,
         settle_seconds: float = SETTLE_SECONDS,
     ) -> None:
         self.steering = steering
         self._members = members
         self._now = now
+        self._resolver = resolver
         self._key = replica_key
         self._settle_seconds = settle_seconds
         self._random = random.Random()
@@ -111,6 +114,7 @@ class Prover:
             answer = await fetch(
                 replica,
                 "/v1/completions",
+                resolver=self._resolver,
                 deadline_seconds=DEADLINE_SECONDS,
                 key=self._key,
                 body=body,

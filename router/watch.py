@@ -24,6 +24,7 @@ from router.fetch import FetchError, fetch
 from router.fleet import Fleet
 from router.members import Members
 from router.outcome import Observation
+from router.relay.resolver import Resolver
 from router.replicas import Replica
 from router.scrape import scraped
 
@@ -57,6 +58,7 @@ class Watch:
         rhythm: Rhythm,
         *,
         now: Callable[[], float],
+        resolver: Resolver,
         replica_key: str | None = None,
         on_silent: Callable[[Replica, str], None] | None = None,
         is_awaited: Callable[[Replica], bool] | None = None,
@@ -71,6 +73,7 @@ class Watch:
         self._fleet = fleet
         self._rhythm = rhythm
         self._now = now
+        self._resolver = resolver
         self._key = replica_key
         self._on_silent = on_silent
         self._is_awaited = is_awaited
@@ -208,6 +211,7 @@ class Watch:
             answer = await fetch(
                 replica,
                 self._rhythm.health_path,
+                resolver=self._resolver,
                 deadline_seconds=self._rhythm.health_deadline_seconds,
                 key=self._key,
                 header=self._header,
@@ -254,6 +258,7 @@ class Watch:
         answer = await fetch(
             replica,
             path,
+            resolver=self._resolver,
             deadline_seconds=self._rhythm.health_deadline_seconds,
             key=self._key,
         )

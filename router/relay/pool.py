@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from router.relay.limits import Limits
+from router.relay.resolver import Resolver
 from router.relay.upstream import Upstream
 
 Key = tuple[str, int, bool]
@@ -31,10 +32,15 @@ class Pool:
     """All connections to all replicas."""
 
     def __init__(
-        self, limits: Limits, now: Callable[[], float], tls: ssl.SSLContext | None = None
+        self,
+        limits: Limits,
+        now: Callable[[], float],
+        resolver: Resolver,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.limits = limits
         self._now = now
+        self._resolver = resolver
         self._tls = tls
         self._idle: dict[Key, list[Upstream]] = {}
         self._open: set[Upstream] = set()
@@ -54,16 +60,25 @@ class Pool:
 
     async def connect(self, key: Key) -> Upstream:
         """A new connection; OSError or TimeoutError when there is none to be had."""
-        host, port, is_tls = key
+        host, _, is_tls = key
         tls = None
         if is_tls:
             self._tls = self._tls or ssl.create_default_context()
             tls = self._tls
+        async with asyncio.timeout(self.limits.connect_seconds):
+            return await self._resolver.connected(
+                host, lambda address: self._connect(key, address, tls)
+            )
+
+    async def _connect(self, key: Key, address: str, tls: ssl.SSLContext | None) -> Upstream:
+        host, port, _ = key
+        name = None if tls is None else host
         loop = asyncio.get_running_loop()
         upstream = Upstream(self, key)
         try:
-            async with asyncio.timeout(self.limits.connect_seconds):
-                await loop.create_connection(lambda: cast(Any, upstream), host, port, ssl=tls)
+            await loop.create_connection(
+                lambda: cast(Any, upstream), address, port, ssl=tls, server_hostname=name
+            )
         except BaseException:
             # A connection that was made but not awaited to the end never says that it is lost.
             upstream.give_up()

@@ -18,6 +18,7 @@ from router.relay.common import Common
 from router.relay.exchange import Director, Where
 from router.relay.limits import Limits
 from router.relay.pool import Pool
+from router.relay.resolver import Resolver
 
 BACKLOG = 4096
 """Connections the kernel holds for us while the loop is busy; capped by net.core.somaxconn."""
@@ -115,15 +116,16 @@ async def serve(
     reuse_port: bool = False,
     now: Callable[[], float] = time.monotonic,
     tls: ssl.SSLContext | None = None,
+    resolver: Resolver | None = None,
 ) -> RelayServer:
     """Returns a relay that accepts connections on `host` and `port` (0: any free one).
 
-    `tls` is used towards https replicas instead of the system's certificates. OSError when the
-    port cannot be had.
+    `tls` is used towards https replicas instead of the system's certificates, `resolver` where
+    somebody else asks for the same names. OSError when the port cannot be had.
     """
     limits = limits or Limits()
     loop = asyncio.get_running_loop()
-    common = Common(director, limits, now, loop, Pool(limits, now, tls))
+    common = Common(director, limits, now, loop, Pool(limits, now, resolver or Resolver(now), tls))
     server = await loop.create_server(
         lambda: cast(Any, Client(common)),
         host,

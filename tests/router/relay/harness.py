@@ -20,6 +20,7 @@ import uvloop
 
 from router.relay.exchange import Attempt, Exchange, Failure, Header, Reply, Request
 from router.relay.limits import Limits
+from router.relay.resolver import Resolver
 from router.relay.server import RelayServer, serve
 
 P = ParamSpec("P")
@@ -291,11 +292,13 @@ class ScriptedDirector:
 
 @asynccontextmanager
 async def relaying(
-    director: ScriptedDirector, limits: Limits | None = None
+    director: ScriptedDirector,
+    limits: Limits | None = None,
+    resolver: Resolver | None = None,
 ) -> AsyncIterator[RelayServer]:
     """A relay for the block's time; afterwards nothing of it may be left."""
     before = len(asyncio.all_tasks())
-    relay = await serve(director, host="127.0.0.1", port=0, limits=limits)
+    relay = await serve(director, host="127.0.0.1", port=0, limits=limits, resolver=resolver)
     try:
         yield relay
         await until(lambda: director.open == 0)

@@ -17,7 +17,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+import router.replicas
+from router.fetch import FetchError, fetch
 from router.relay.exchange import Attempt
+from router.relay.resolver import Resolver
 from router.relay.server import serve
 from tests.router.relay.harness import (
     CHUNKED,
@@ -35,7 +38,7 @@ from tests.router.relay.harness import (
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """A self-signed certificate for 127.0.0.1 and its key, in one file."""
+    """A self-signed certificate for 127.0.0.1 and replica.test, and its key, in one file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "replica")])
     today = datetime.datetime.now(datetime.UTC)
@@ -48,7 +51,9 @@ def certificate(tmp_path: Path) -> Path:
         .not_valid_before(today - datetime.timedelta(days=1))
         .not_valid_after(today + datetime.timedelta(days=1))
         .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            x509.SubjectAlternativeName(
+                [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("replica.test")]
+            ),
             critical=False,
         )
         .sign(key, hashes.SHA256())
@@ -88,6 +93,42 @@ async def test_a_replica_behind_tls_must_be_who_it_says(
         else:
             assert head.startswith(b"HTTP/1.1 502 ")
             assert director.transcripts == [["failed connect"]]
+    await relay.close()
+    server.close()
+    await until(lambda: there.open == 0)
+
+
+@pytest.mark.parametrize("host", ["replica.test", "other.test"])
+@over_sockets
+async def test_tls_asks_for_a_replicas_name_however_it_was_resolved(
+    certificate: Path, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both names lead to one address, which the certificate has too: the name decides."""
+    asked_for: list[str] = []
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    context.sni_callback = lambda _line, name, _context: asked_for.append(name)
+    there = Replica(answering(HELLO))
+    server = await asyncio.start_server(there._serve, "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    trust = ssl.create_default_context(cafile=str(certificate))
+    monkeypatch.setattr("router.fetch.tls_context", lambda: trust)
+    resolver = Resolver(look_up=lambda name: ["127.0.0.1", "127.0.0.1"])
+    director = ScriptedDirector(Attempt(host, port, is_tls=True))
+    relay = await serve(director, host="127.0.0.1", port=0, tls=trust, resolver=resolver)
+    is_well = host == "replica.test"
+    async with calling(relay) as caller:
+        caller.send(post(b"q"))
+        head, _ = await caller.response()
+        assert head.startswith(b"HTTP/1.1 200 " if is_well else b"HTTP/1.1 502 ")
+    probed = router.replicas.Replica("a:1", host, port, is_tls=True)
+    probing = fetch(probed, "/health", resolver=resolver, deadline_seconds=20.0)
+    if is_well:
+        assert (await probing).body == b"hello"
+    else:
+        with pytest.raises(FetchError, match="certificate verify failed"):
+            await probing
+    assert asked_for == [host, host]  # a second address would have been asked no less
     await relay.close()
     server.close()
     await until(lambda: there.open == 0)

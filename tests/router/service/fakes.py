@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from router.app import App, Place
+from router.relay.resolver import Resolver
 from router.settings import Settings
 
 T = TypeVar("T")
@@ -391,7 +392,9 @@ def launched(
 
 
 @contextmanager
-def router(*urls: str, place: Place | None = None, **more: Any) -> Iterator[Running]:
+def router(
+    *urls: str, place: Place | None = None, resolver: Resolver | None = None, **more: Any
+) -> Iterator[Running]:
     """A router over these replicas (or over what `more` says), probing often."""
     values = {"host": "127.0.0.1", "port": 0, "health_seconds": 0.1, "scrape_seconds": 0.1}
     settings = Settings(replicas=tuple(urls), **{**values, "list_seconds": 0.05, **more})
@@ -403,7 +406,7 @@ def router(*urls: str, place: Place | None = None, **more: Any) -> Iterator[Runn
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(WAIT_SECONDS)
 
     async def made() -> App:
-        app = App(settings, place, rng=random.Random(7))
+        app = App(settings, place, rng=random.Random(7), resolver=resolver)
         try:
             await app.start()
         except BaseException:

@@ -19,6 +19,7 @@ from router.members import Members
 from router.outcome import Decision, Overload
 from router.proving import Prover
 from router.relay.exchange import Attempt, Failure
+from router.relay.resolver import Resolver
 from router.replicas import listed
 from router.settings import Settings, SettingsError
 from router.steering import DISREGARDED_MAX, Steering, Verdict
@@ -50,7 +51,7 @@ async def tried(engines: list[FakeReplica], until: Callable[[Steering], bool]) -
     for one in engines:
         members.probed(one.id, "", 0.0)
         members.serves(one.id, ({"id": "m"}, {"id": "adapter", "parent": "m"}))
-    prover = Prover(steering, members, now=lambda: 1.0, settle_seconds=0.0)
+    prover = Prover(steering, members, now=lambda: 1.0, resolver=Resolver(), settle_seconds=0.0)
     prover.start()
     async with asyncio.timeout(20):
         while not until(steering):

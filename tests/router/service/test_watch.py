@@ -16,6 +16,7 @@ import uvloop
 from router.fetch import FetchError, fetch
 from router.fleet import Fleet
 from router.members import Members
+from router.relay.resolver import Resolver
 from router.replicas import Replica
 from router.watch import Rhythm, Watch
 
@@ -63,7 +64,9 @@ async def is_watched_after(
     members = Members(fleet)
     async with replica(counted) as there:
         members.apply({there.id: there})
-        watch = Watch(members, fleet, rhythm, now=asyncio.get_running_loop().time)
+        watch = Watch(
+            members, fleet, rhythm, now=asyncio.get_running_loop().time, resolver=Resolver()
+        )
         watch.follow()
         try:
             async with asyncio.timeout(20):
@@ -110,7 +113,7 @@ def test_numbers_cut_short_are_none(framing: bytes) -> None:
 
     async def ask() -> None:
         async with replica(lambda path: page) as there:
-            await fetch(there, "/metrics", deadline_seconds=20.0)
+            await fetch(there, "/metrics", resolver=Resolver(), deadline_seconds=20.0)
 
     with pytest.raises(FetchError, match="ended early"):
         uvloop.run(ask())
@@ -119,7 +122,7 @@ def test_numbers_cut_short_are_none(framing: bytes) -> None:
 def test_an_answer_that_ends_with_its_connection_is_one() -> None:
     async def ask() -> bytes:
         async with replica(lambda path: b"HTTP/1.1 200 OK\r\n\r\nall of it") as there:
-            return (await fetch(there, "/metrics", deadline_seconds=20.0)).body
+            return (await fetch(there, "/metrics", resolver=Resolver(), deadline_seconds=20.0)).body
 
     assert uvloop.run(ask()) == b"all of it"
 
@@ -202,7 +205,9 @@ def test_models_are_asked_for_once_at_a_time() -> None:
         members = Members(fleet)
         members.apply({"a:1": Replica("a:1", "127.0.0.1", port)})
         members.probed("a:1", "", 0.0)
-        watch = Watch(members, fleet, OFTEN, now=asyncio.get_running_loop().time)
+        watch = Watch(
+            members, fleet, OFTEN, now=asyncio.get_running_loop().time, resolver=Resolver()
+        )
         waiting = [asyncio.create_task(watch.refresh_models()) for _ in range(20)]
         while not asked:
             await asyncio.sleep(0.001)
@@ -230,7 +235,7 @@ def test_a_host_field_is_one_also_of_an_ipv6_address() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         there = Replica(f"[::ffff:127.0.0.1]:{port}/x", "::ffff:127.0.0.1", port, path="/x")
-        await fetch(there, "/health", deadline_seconds=20.0)
+        await fetch(there, "/health", resolver=Resolver(), deadline_seconds=20.0)
         server.close()
         assert f"\r\nhost: [::ffff:127.0.0.1]:{port}\r\n".encode() in heads[0]
 
@@ -239,7 +244,9 @@ def test_a_host_field_is_one_also_of_an_ipv6_address() -> None:
 
 def test_a_host_name_that_cannot_be_one_is_no_answer() -> None:
     async def ask() -> None:
-        await fetch(Replica("a..b:80", "a..b", 80), "/health", deadline_seconds=5.0)
+        await fetch(
+            Replica("a..b:80", "a..b", 80), "/health", resolver=Resolver(), deadline_seconds=5.0
+        )
 
     with pytest.raises(FetchError):
         uvloop.run(ask())
