@@ -6,8 +6,10 @@ any time since a committed pack is closed (I1), so a crash after any step costs 
 and any sweeper finishes what a dead one began. Correctness never depends on who sweeps, or on only
 one doing so: by habit the lowest live writer does, and whoever was refused credit and waited.
 
-If the disk is so full that not even a drop record can be appended, committed victims are unlinked
-first and recorded later: their readers find them missing, which is a miss.
+If the disk itself is full, one share of what lies there goes, and no more until that is unlinked:
+whatever happens before, the catalog is not emptied. If it is so full that not even a drop record
+can be appended, committed victims are unlinked first and recorded later: their readers find them
+missing, which is a miss.
 """
 
 from __future__ import annotations
@@ -63,6 +65,8 @@ class Sweeper:
         self._mine: set[PackName] = set()
         self._unrecorded: dict[PackName, float] = {}
         """Packs that go before their record does -> since when."""
+        self._unlinked: set[PackName] = set()
+        """Files removed, which is not on record yet."""
 
     def ask(self) -> None:
         """A store found no room: sweep whatever the watermark says."""
@@ -89,7 +93,7 @@ class Sweeper:
         asked = asked_at is not None
         leader = self.is_leader()
         if cap_bytes is None:
-            low = int(usage.live_bytes * self._low_ratio)  # the disk itself is full
+            remaining, low = self._full_disk_bytes(usage.live_bytes)
         else:
             low = self.low_bytes(cap_bytes)
             if not asked and remaining <= min(cap_bytes * self._high_ratio, 2 * low):
@@ -108,6 +112,19 @@ class Sweeper:
         self._next_choice = now + max(wait, CHOICE_SHARE * took)
         if victims:
             self.drop(victims)
+
+    def _full_disk_bytes(self, live_bytes: int) -> tuple[int, int]:
+        """What is not on its way out, and where a sweep stops when the disk itself is full: at a
+        share of all that lies there. What was dropped lies there until it is unlinked, and counts
+        as freed, so that stores refused meanwhile drop no more."""
+        dropped = self._ledger.pending()
+        with self._lock:
+            packs = [self._ledger.pack(name) for name in self._unrecorded]
+            first = [pack for pack in packs if pack is not None and pack.live]
+            leaving = [pack for pack in (*dropped, *first) if pack.name not in self._unlinked]
+        remaining = live_bytes - sum(pack.total_bytes for pack in first)
+        lying = remaining + sum(pack.total_bytes for pack in leaving)
+        return remaining, int(lying * self._low_ratio)
 
     def is_leader(self) -> bool:
         """This process holds the lowest live writer id, or nobody else writes."""
@@ -196,7 +213,9 @@ class Sweeper:
         leader = bool(pending) and self.is_leader()
         due: list[PackName] = []
         with self._lock:
-            self._mine.intersection_update(pack.name for pack in pending)
+            names = {pack.name for pack in pending}
+            self._mine &= names
+            self._unlinked &= names | self._unrecorded.keys()
             for pack in pending:
                 age = now - pack.dropped_seen
                 delay = self._drop_delay_seconds if pack.name in self._mine else abandoned_seconds
@@ -235,6 +254,8 @@ class Sweeper:
                     continue
             removed.append(name)
         if removed:
+            with self._lock:
+                self._unlinked.update(removed)
             self._record_gone(tuple(removed))
 
     def _record_gone(self, names: tuple[PackName, ...]) -> None:
@@ -242,6 +263,7 @@ class Sweeper:
             if published:
                 with self._lock:
                     self._mine.difference_update(names)
+                    self._unlinked.difference_update(names)
                     for name in names:
                         self._unrecorded.pop(name, None)
                 self._stats.add("packs_unlinked", len(names))

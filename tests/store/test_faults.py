@@ -106,6 +106,32 @@ def test_when_no_drop_can_be_recorded_victims_are_unlinked_first_and_recorded_la
     assert reader.store.lookup(list(chunks)) == [False, False]
 
 
+@pytest.mark.parametrize("full", ["packs/", ""], ids=["packs", "journals too"])
+def test_a_full_disk_is_swept_once_until_what_was_dropped_is_unlinked(
+    tmp_path: Path, full: str
+) -> None:
+    """Every refused store asks again, and nothing is freed for a drop delay (200 s here)."""
+    client, files = faulty_client(tmp_path, drop_delay_seconds=200.0)
+    for seed in range(20):
+        put(client, seed=100 + seed)
+    client.pass_time(210.0, step=30.0)
+    for op in ("write", "create"):
+        files.fail(op, FailureKind.NO_SPACE, path=full)
+    for dropped, unlinked in ((4, 0), (8, 4)):  # of 20 packs a fifth, and of 16 a fifth again
+        for number in range(9):
+            put(client, seed=200 + number)
+            client.store.parts.sweeper.ask()  # as others do that are refused
+            client.pass_time(20.0, step=10.0)
+        assert swept(client) == dropped
+        assert len(packs_of(tmp_path)) == 20 - unlinked
+        client.pass_time(40.0, step=10.0)
+
+
+def swept(client: Client) -> int:
+    stats = client.store.stats()
+    return int(stats.get("packs_dropped", 0) + stats.get("packs_dropped_unrecorded", 0))
+
+
 def test_a_drop_that_fails_for_another_reason_unlinks_nothing(tmp_path: Path) -> None:
     client, files = faulty_client(tmp_path)
     chunks = chunks_of(2)
