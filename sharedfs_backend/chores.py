@@ -14,9 +14,9 @@ from collections.abc import Callable
 from sharedfs_backend.context import Context
 from sharedfs_backend.doubts import Doubts
 from sharedfs_backend.files import FileFailure
-from sharedfs_backend.layout import Beat, Record, Touch
+from sharedfs_backend.layout import Beat, Record, SettingsRecord, Touch
 from sharedfs_backend.ledger import Ledger
-from sharedfs_backend.namespace import newest_settings
+from sharedfs_backend.namespace import is_kept, newest_settings, repeat_settings
 from sharedfs_backend.orphans import OrphanPass
 from sharedfs_backend.publisher import Publisher
 from sharedfs_backend.snapshotter import Snapshotter
@@ -45,6 +45,7 @@ class Chores:
         sweeper: Sweeper,
         orphans: OrphanPass,
         snapshotter: Snapshotter,
+        record: SettingsRecord,
         cap_bytes: Callable[[], int | None],
         set_cap: Callable[[int | None], None],
         take_touches: Callable[[float], list[tuple[int, float]]],
@@ -64,6 +65,7 @@ class Chores:
         self._beat_seconds = lease_seconds / 4
         self._lease_seconds = lease_seconds
         self._patience_seconds = 2 * settings.refresh_seconds
+        self._record = record
         self._cap_is_fixed = settings.cap_bytes is not None
         self._cap_bytes = cap_bytes
         self._set_cap = set_cap
@@ -107,10 +109,29 @@ class Chores:
             self._publisher.publish(records, lambda _: None)
 
     def _reload_cap(self) -> None:
+        """Settings never go back: with the file of the newest ones the cap would be lost, too."""
+        known = self._record
         try:
-            self._set_cap(newest_settings(self._files, self._seal).cap_bytes)
+            found = newest_settings(self._files, self._seal)
+            if (found.number, found.writer) >= (known.number, known.writer):
+                self._record = found
+            elif not is_kept(self._files, self._seal, known):
+                self._repeat(known)
         except FileFailure as failure:
             self._stats.failed(failure, "reading the settings")
+        self._set_cap(self._record.cap_bytes)
+
+    def _repeat(self, lost: SettingsRecord) -> None:
+        self._stats.once(
+            "settings_lost",
+            "settings %d.%s are missing or damaged: this process keeps to them, cap included, "
+            "and says them again; `sharedfs init --cap` changes the cap",
+            lost.number,
+            lost.writer,
+        )
+        if self._publisher.writer is not None:  # who only reads writes nothing
+            writer = self._runtime.random_bytes(8).hex()
+            self._record = repeat_settings(self._files, self._seal, writer, lost)
 
     def _look_for_orphans(self, now: float) -> None:
         capped = self._cap_bytes() is not None

@@ -202,6 +202,22 @@ def change_settings(files: Files, seal: Seal, writer: str, **changes: object) ->
     return record
 
 
+def is_kept(files: Files, seal: Seal, record: SettingsRecord) -> bool:
+    """Whether the file of `record` still says it, listed or not."""
+    data = _read_small(files, settings_path(record.number, record.writer))
+    try:
+        return data is not None and decode_settings(data, seal) == record
+    except FormatError:
+        return False
+
+
+def repeat_settings(files: Files, seal: Seal, writer: str, lost: SettingsRecord) -> SettingsRecord:
+    """Publish what `lost` said under the next number: the same name twice loses data."""
+    record = replace(lost, number=lost.number + 1, writer=writer)
+    write_whole(files, settings_path(record.number, writer), encode_settings(record, seal))
+    return record
+
+
 def _read_small(files: Files, path: str) -> bytes | None:
     try:
         return bytes(read_whole(files, path, SMALL_FILE_BYTES_MAX))

@@ -188,6 +188,7 @@ class Parts:
             sweeper=self.sweeper,
             orphans=self.orphans,
             snapshotter=self.snapshotter,
+            record=self.namespace.record,
             cap_bytes=lambda: self._cap_bytes,
             set_cap=self.set_cap,
             take_touches=self.finder.take_touches,

@@ -1,14 +1,18 @@
-"""Opening a namespace whose NAMESPACE.json a crash has torn or filled with garbage (I5)."""
+"""A namespace whose small files are torn, damaged or gone: none costs it what it was told (I5)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from sharedfs_backend.chores import SETTINGS_SECONDS
 from sharedfs_backend.exceptions import NamespaceError
+from sharedfs_backend.files import LocalFiles
 from sharedfs_backend.layout import NAMESPACE_PATH, Seal, decode_namespace, encode_namespace
-from tests.store.inline import Client, chunks_of
+from sharedfs_backend.namespace import change_settings
+from tests.store.inline import MIB, Client, chunks_of
 
 WHOLE = encode_namespace(Seal())
 DAMAGED = {
@@ -37,3 +41,66 @@ def test_garbage_in_a_directory_that_is_no_namespace_is_refused(tmp_path: Path) 
     with pytest.raises(NamespaceError, match="use another root"):
         Client(tmp_path)
     assert (tmp_path / NAMESPACE_PATH).read_bytes() == b"somebody else's"
+
+
+CAP = 64 * MIB
+
+
+def change(root: Path, writer: str, **changes: object) -> Path:
+    """The file of the new settings."""
+    record = change_settings(LocalFiles(str(root)), Seal(), writer, **changes)
+    return root / "settings" / f"{record.number}.{record.writer}.json"
+
+
+def cap_of(client: Client) -> int | None:
+    return client.store.usage().cap_bytes
+
+
+def reload(client: Client) -> None:
+    client.pass_time(SETTINGS_SECONDS + 1, step=SETTINGS_SECONDS)
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"67108864", b"67108865"))
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, damage])
+def test_the_cap_outlives_the_file_of_the_settings_that_hold_it(
+    tmp_path: Path, lose: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    Client(tmp_path)
+    newest = change(tmp_path, "a" * 16, cap_bytes=CAP)
+    client = Client(tmp_path, 2)
+    client.put(chunks_of(1))
+    lose(newest)
+    for _ in range(3):
+        reload(client)
+        assert cap_of(client) == CAP
+    assert caplog.text.count("says them again") == 1
+    assert cap_of(Client(tmp_path, 3)) == CAP  # it started later
+    change(tmp_path, "0" * 16, cap_bytes=None)
+    reload(client)
+    assert cap_of(client) is None
+
+
+def test_settings_that_a_listing_leaves_out_are_not_said_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Client(tmp_path)
+    change(tmp_path, "a" * 16, cap_bytes=CAP)
+    client = Client(tmp_path, 2)
+    client.put(chunks_of(1))
+    monkeypatch.setattr(client.counting, "list", lambda path: [])
+    reload(client)
+    assert cap_of(client) == CAP
+    assert len(list((tmp_path / "settings").iterdir())) == 1
+
+
+def test_who_only_reads_keeps_the_cap_and_writes_nothing(tmp_path: Path) -> None:
+    Client(tmp_path)
+    newest = change(tmp_path, "a" * 16, cap_bytes=CAP)
+    reader = Client(tmp_path, 2)
+    newest.unlink()
+    reload(reader)
+    assert cap_of(reader) == CAP
+    assert list((tmp_path / "settings").iterdir()) == []
