@@ -69,6 +69,10 @@ class Refusal(enum.Enum):
     """Why a reservation was refused."""
 
     STALE = "no complete pass over the journals lately"
+    UNREAD = (
+        "a journal cannot be read, so nobody knows how much is stored: "
+        "the log names it and what to do"
+    )
     SPENT = "this pass's credit is spent"
     FULL = "no room below the cap"
     NO_SPACE = "the file system was full a moment ago"
@@ -108,6 +112,7 @@ class Credits:
         self._valid_seconds = CREDIT_PASSES * pass_seconds
         self._in_flight_counts = in_flight_counts
         self._capped = False
+        self._is_unread = False
         self._pack_limit_bytes = 0
         self._credit_bytes = 0
         self._granted_bytes = 0
@@ -124,6 +129,10 @@ class Credits:
             self._capped = cap_bytes is not None
             self._pack_limit_bytes = in_flight_bytes_max(cap_bytes or 0)
 
+    def unread(self, is_unread: bool) -> None:
+        """Whether a journal keeps all passes from being complete, so that waiting is in vain."""
+        self._is_unread = is_unread
+
     def grant(self, share_bytes: int, now: float, pass_seconds: float) -> None:
         """A pass is complete: a new share, less what is already in flight."""
         with self._lock:
@@ -139,7 +148,7 @@ class Credits:
                 if nbytes > self._pack_limit_bytes:
                     return Refusal.TOO_LARGE
                 if now > self._valid_until:
-                    return Refusal.STALE
+                    return Refusal.UNREAD if self._is_unread else Refusal.STALE
                 if nbytes > self._credit_bytes:
                     return Refusal.SPENT if nbytes <= self._granted_bytes else Refusal.FULL
                 self._credit_bytes -= nbytes

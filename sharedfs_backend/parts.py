@@ -368,6 +368,7 @@ class Parts:
 
     def _refresh(self) -> None:
         seconds = self.refresher.step()
+        self.credits.unread(self.refresher.unread.lost)
         if self.refresher.is_asked:  # meanwhile
             seconds = min(seconds, EARLY_SECONDS)
         self._next_refresh = self.runtime.now() + seconds
@@ -386,6 +387,7 @@ class Parts:
         start = self.runtime.now()
         while self.refresher.last_good_pass_started < start:
             if self.runtime.now() - start > timeout_seconds:
+                self.refresher.unread.tell(self.runtime.now())
                 return False
             self._missed()
             self.runtime.waiter().wait(0.01)

@@ -27,6 +27,7 @@ from sharedfs_backend.layout import (
     scan,
 )
 from sharedfs_backend.ledger import Ledger
+from sharedfs_backend.lostjournals import LostJournals
 from sharedfs_backend.snapshots import SnapshotReader, recognised
 
 READ_BYTES = 1 << 20
@@ -77,6 +78,7 @@ class Refresher:
         self._snapshots_wanted = True
         self._all_wanted_at: float | None = None
         self._missed_dead = False
+        self.unread = LostJournals(context.settings.lease_seconds)
         self.passes_done = 0
         self.passes_begun = 0
         self.last_good_pass_started = float("-inf")
@@ -165,7 +167,9 @@ class Refresher:
                 self._pass_failed = True
                 self._snapshots_wanted = True
         look_at_dead = self._all_wanted_at is not None or self.passes_begun % DEAD_POLL_PASSES == 1
-        for view in self._ledger.writers():
+        views = self._ledger.writers()
+        self.unread.keep_only({view.writer for view in views if not view.vanished})
+        for view in views:
             if self._ledger.is_current(view.writer) or view.vanished or view.unreadable:
                 continue
             if look_at_dead or not self._ledger.is_dead(view.writer) or not view.covered:
@@ -217,6 +221,7 @@ class Refresher:
             handle = self._files.open_read(journal_path(writer))
         except FileFailure as failure:
             if failure.kind is FailureKind.MISSING:
+                self.unread.settled(writer)
                 self._ledger.retire(writer)
                 if not self._snapshots.covers(writer):
                     self._awaiting[writer] = self._runtime.now() + AWAIT_SECONDS
@@ -239,6 +244,7 @@ class Refresher:
         if data is not None:
             # What was read is as old as the open at worst: this process may have been frozen since.
             self._ledger.polled(writer, begun, offset + len(data))
+            self.unread.settled(writer)
 
     def _read_on(self, handle: object, offset: int) -> bytes:
         """What is there from `offset` on. Reads beyond the first are paid for afterwards."""
@@ -290,3 +296,4 @@ class Refresher:
         else:
             self._pass_failed = True
         self._stats.failed(failure, "reading a journal")
+        self.unread.failed(writer, failure, self._runtime.now())

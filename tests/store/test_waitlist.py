@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from sharedfs_backend.files import FailureKind, Files
 from sharedfs_backend.store import PutTask
 from tests.files.faulty import FaultyFiles
@@ -73,3 +75,64 @@ def test_closing_ends_the_waiting(tmp_path: Path) -> None:
     task = submit(client)
     client.store.close()
     assert task.is_done and task.stored == [False, False]
+
+
+def unreadable(root: Path, kind: FailureKind = FailureKind.IO) -> tuple[Client, FaultyFiles, str]:
+    """A client below a cap, of two other journals one that it could never read, and its path."""
+    made: list[FaultyFiles] = []
+
+    def wrap(inner: Files) -> FaultyFiles:
+        made.append(FaultyFiles(inner))
+        return made[0]
+
+    for seed in (8, 9):
+        Client(root, seed).put(chunks_of(1, seed=seed))
+    path = min(str(found.relative_to(root)) for found in (root / "journals").iterdir())
+    client = Client(root, wrap=wrap, cap_bytes=CAP)
+    made[0].fail("open", kind, path=path)
+    return client, made[0], path
+
+
+def test_a_journal_unreadable_for_a_lease_is_named_once_with_the_remedy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, _, path = unreadable(tmp_path)
+    client.pass_time(90.0, step=5.0)
+    assert "remove it" not in caplog.text
+    client.pass_time(200.0, step=5.0)
+    (said,) = (line for line in caplog.messages if "remove it" in line)
+    assert said.startswith(f"{path} cannot be read")
+    task = submit(client)
+    assert task.is_done  # it waits for nothing
+    assert task.failed is not None and "the log names it" in task.failed
+    assert client.store.stats()["stores_dropped_unread"] == 1
+
+
+@pytest.mark.parametrize("remedy", ["restored", "removed"])
+def test_with_the_journal_restored_or_removed_stores_go_on(tmp_path: Path, remedy: str) -> None:
+    client, files, path = unreadable(tmp_path)
+    client.pass_time(150.0, step=5.0)
+    assert not any(submit(client).stored)
+    files.heal()
+    if remedy == "removed":
+        (tmp_path / path).unlink()
+    client.pass_time(150.0, step=1.0)
+    assert submit(client).stored == [True, True]
+
+
+def test_a_journal_that_only_times_out_is_not_called_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, _, _ = unreadable(tmp_path, FailureKind.TIMEOUT)
+    client.pass_time(300.0, step=5.0)
+    assert "remove it" not in caplog.text
+    assert not submit(client).is_done  # the next pass may be complete
+
+
+def test_whoever_waits_for_a_complete_pass_in_vain_is_told_which_journal_to_look_at(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, _, path = unreadable(tmp_path)
+    client.pass_time(5.0)
+    assert not client.store.parts.wait_current(timeout_seconds=-1.0)
+    assert f"{path} cannot be read" in caplog.text
