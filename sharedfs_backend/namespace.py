@@ -4,8 +4,8 @@ Creating is idempotent and safe to race: every creator makes the same directorie
 same bytes into NAMESPACE.json (I3), which comes last, so whoever sees it sees a whole namespace. A
 torn or damaged one is simply written again, over the old bytes: on some file systems a crash of its
 creator leaves garbage, and a name created a second time loses data. Settings are never changed in
-place: a change is a new file with a higher number, and the highest valid one counts. Nothing here
-runs on a request path.
+place: a change is a new file with a higher number, and the highest valid one counts. What was
+removed of the directories is made again (`directories`). Nothing here runs on a request path.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from sharedfs_backend import directories
 from sharedfs_backend.exceptions import (
     NamespaceError,
     NamespaceMissing,
@@ -27,7 +28,6 @@ from sharedfs_backend.layout import (
     NAMESPACE_PATH,
     PACKS,
     REALMS,
-    REPLICAS,
     SETTINGS,
     SNAPSHOTS,
     FormatError,
@@ -39,7 +39,6 @@ from sharedfs_backend.layout import (
     encode_namespace,
     encode_settings,
     is_intact_namespace,
-    pack_shard_dirs,
     parse_settings_name,
     settings_path,
 )
@@ -112,7 +111,15 @@ def open_namespace(files: Files, settings: Settings, *, create: bool = True) -> 
         )
     if data is None or not _is_ours(files, data, seal, settings.root):
         _create(files, seal, len(data or b""))
-    record = newest_settings(files, seal)
+    try:
+        record = newest_settings(files, seal)
+    except FileFailure as failure:
+        if failure.kind is not FailureKind.MISSING:
+            raise
+        if not create:
+            directories.require(files, settings.root)  # says what to do
+        directories.make_lost(files, settings.root)
+        record = newest_settings(files, seal)
     return Namespace(seal, record, _profile(settings, record))
 
 
@@ -155,8 +162,7 @@ def _has_directories(files: Files) -> bool:
 def _create(files: Files, seal: Seal, bytes_there: int) -> None:
     """`bytes_there`: how long a damaged NAMESPACE.json is; blanks cover what is left of it."""
     files.make_dir("")
-    for directory in (PACKS, JOURNALS, SNAPSHOTS, REALMS, SETTINGS, REPLICAS, *pack_shard_dirs()):
-        files.make_dir(directory)
+    directories.make(files)
     data = encode_namespace(seal).ljust(bytes_there)
     write_whole(files, NAMESPACE_PATH, data, overwrite=True)
 
@@ -230,7 +236,7 @@ def _read_small(files: Files, path: str) -> bytes | None:
 def write_whole(files: Files, path: str, data: bytes, *, overwrite: bool = False) -> None:
     """Create `path` holding `data`. With `overwrite` an existing file is written over."""
     try:
-        handle = files.create(path)
+        handle = directories.create_in(files, path)
     except FileFailure as failure:
         if failure.kind is not FailureKind.EXISTS or not overwrite:
             raise

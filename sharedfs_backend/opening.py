@@ -2,8 +2,8 @@
 
 The first process on a mount probes what it can do and writes the profile into the namespace;
 later ones compare, warn about what differs, and work with what both can do. On Lustre it also sets
-the layout of packs. A mount that cannot
-be written to is not probed: such a process only loads.
+the layout of packs. Fixed directories that were removed are made again by whoever may create a
+namespace. A mount that cannot be written to is not probed: such a process only loads.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sharedfs_backend.directories import make_lost
 from sharedfs_backend.exceptions import NamespaceError
 from sharedfs_backend.files import (
     GEKKOFS,
@@ -104,6 +105,7 @@ def _open(runtime: Runtime, settings: Settings, create: bool) -> Namespace:
     found = open_namespace(plain, settings, create=create)
     if not create:
         return _unprobed(found)
+    make_lost(plain, settings.root)
     try:
         return _fit_to_mount(runtime, settings, plain, found)
     except FileFailure as failure:
@@ -117,6 +119,8 @@ def _open_library(runtime: Runtime, settings: Settings, create: bool) -> Namespa
     """A library's root can be made, but what it can do not be probed: GekkoFS' is assumed."""
     files = reach(settings)
     found = open_namespace(files, settings, create=create)
+    if create:
+        make_lost(files, settings.root)
     if found.record.profile is None and settings.profile is None:
         if create:
             writer = runtime.random_bytes(8).hex()

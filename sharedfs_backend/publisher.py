@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from sharedfs_backend.context import Context
+from sharedfs_backend.directories import create_in
 from sharedfs_backend.facts import Pack
 from sharedfs_backend.files import FailureKind, FileFailure, Handle
 from sharedfs_backend.layout import (
@@ -305,12 +306,11 @@ class Publisher:
         self._install(turn, None)
         start = self._runtime.now()
         again = [] if is_ended else self._republished(start)
-        begin = Begin(FORMAT_MAJOR, self._runtime.random_bytes(16))
-        records: list[Record] = [begin, *again]
+        records: list[Record] = [Begin(FORMAT_MAJOR, self._runtime.random_bytes(16)), *again]
         data, offset = self._encoded(writer, 0, records)
         self._ledger.own(writer, start)
         try:
-            handle = self._files.create(journal_path(writer))
+            handle = create_in(self._files, journal_path(writer))
         except FileFailure as failure:
             self._renewal_failed(turn, writer, failure)
             return None

@@ -18,6 +18,7 @@ import threading
 from dataclasses import dataclass
 
 from sharedfs_backend.context import Context
+from sharedfs_backend.directories import names_in
 from sharedfs_backend.exceptions import RealmRefused
 from sharedfs_backend.files import FailureKind, FileFailure
 from sharedfs_backend.layout import (
@@ -141,7 +142,7 @@ class RealmTable:
 
     def _canaries(self, digest: bytes) -> list[bytes]:
         """Of all engines that were here before."""
-        found = recognised(parse_realm_name, self._files.list(REALMS))
+        found = recognised(parse_realm_name, names_in(self._files, REALMS))
         return [canary for realm, canary in found if realm == digest]
 
     def _write(self, descriptor: RealmDescriptor, digest: bytes, canary: bytes) -> None:

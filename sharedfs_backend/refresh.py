@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 
 from sharedfs_backend.context import Context
+from sharedfs_backend.directories import names_in
 from sharedfs_backend.facts import Changes
 from sharedfs_backend.files import FailureKind, FileFailure
 from sharedfs_backend.layout import (
@@ -151,7 +152,7 @@ class Refresher:
         self.passes_begun += 1
         self._todo = []
         try:
-            listed = self._files.list(JOURNALS)
+            listed = names_in(self._files, JOURNALS)
         except FileFailure as failure:
             self._stats.failed(failure, "listing the journals")
             self._pass_failed = True

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharedfs_backend.context import Context
+from sharedfs_backend.directories import names_in
 from sharedfs_backend.facts import Changes
 from sharedfs_backend.files import FailureKind, FileFailure, Files
 from sharedfs_backend.layout import (
@@ -139,7 +140,7 @@ class SnapshotReader:
         `files`: the caller's own, so that operations count as part of its work."""
         files = files if files is not None else self._files
         try:
-            names = recognised(SnapshotName.parse, files.list(SNAPSHOTS))
+            names = recognised(SnapshotName.parse, names_in(files, SNAPSHOTS))
         except FileFailure as failure:
             self._stats.failed(failure, "listing the snapshots")
             return False

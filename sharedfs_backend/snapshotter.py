@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sharedfs_backend.context import Context
+from sharedfs_backend.directories import create_in
 from sharedfs_backend.facts import Pack, WriterView
 from sharedfs_backend.files import FailureKind, FileFailure
 from sharedfs_backend.layout import (
@@ -129,7 +130,7 @@ class Snapshotter:
     def _write_file(self, path: str, data: bytes, start: float) -> None:
         """All but the last block, then the clock, then the rest: a snapshot gathered too long
         ago must not become valid, or it would bring back what was forgotten since."""
-        handle = self._files.create(path)
+        handle = create_in(self._files, path)
         try:
             last = max(0, len(data) - 4096)
             view = memoryview(data)

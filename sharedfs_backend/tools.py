@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from sharedfs_backend import directories
 from sharedfs_backend.exceptions import NamespaceError
 from sharedfs_backend.files import FailureKind, FileFailure
 from sharedfs_backend.layout import (
@@ -83,9 +84,12 @@ PROBLEMS_MAX = 1000
 
 @contextmanager
 def opened(settings: Settings, *, create: bool = False) -> Iterator[Parts]:
-    """A namespace's parts, current, with the background work running."""
+    """A namespace's parts, current, with the background work running. Without `create` a directory
+    that was lost is a NamespaceError, which says what to do."""
     store = Store(settings=settings, create=create)
     try:
+        if not create:
+            directories.require(store.parts.watched, settings.root)
         if not store.wait_current(CURRENT_SECONDS):
             raise NamespaceError(
                 f"{settings.root}: its journals could not be read within {CURRENT_SECONDS:g} s; "
@@ -227,6 +231,8 @@ def _verify_payload(parts: Parts, name: PackName, header: PackHeader, report: Re
 
 def reindex(settings: Settings, *, progress: Progress = lambda done, total: None) -> Report:
     """Record every complete pack that no journal and no snapshot names. Removes nothing.
+
+    Directories of the namespace that were lost are made again.
 
     Kinds counted: `adopted`, `invalid`, `unreadable`. A pack that is being written has no trailer
     yet and is left alone as invalid; one whose drop is on record stays dropped (I1).

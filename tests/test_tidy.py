@@ -29,7 +29,8 @@ LAYERS = {
     " writestep",
     "catalog": "catalog catalog_values entries facts indexing keytable ledger packtable rows"
     " searching",
-    "journal": "lostjournals namespace opening publisher realms refresh snapshots snapshotter",
+    "journal": "directories lostjournals namespace opening publisher realms refresh snapshots"
+    " snapshotter",
     "sweep": "chores doubts orphans sweeper turns",
     "store": "auditor catalogview cutting finding loading parts putting puttask store storing"
     " waitlist",

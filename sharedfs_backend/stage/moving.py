@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
+from sharedfs_backend import directories
 from sharedfs_backend.exceptions import ConfigError, NamespaceError
 from sharedfs_backend.files import FileFailure
 from sharedfs_backend.layout import JOURNALS, PackName, journal_path, parse_journal_name, scan
@@ -133,6 +134,8 @@ def _opened(settings: Settings, time: _Time, *, create: bool) -> Iterator[Store]
     own = replace(settings, cap_bytes=None, profile=None, linger_seconds=0.0, audit=False)
     store = Store(settings=own, create=create)
     try:
+        if not create:
+            directories.require(store.parts.watched, settings.root)
         if not store.wait_current(time.left(CURRENT_SECONDS)):
             raise NamespaceError(
                 f"{settings.root}: its journals could not be read in time; "

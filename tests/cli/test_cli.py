@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,21 @@ def test_reindex_brings_back_what_lost_journals_held(tmp_path: Path) -> None:
     report = answer("reindex", tmp_path)
     assert report["counts"] == {"adopted": 1}
     assert answer("ls", tmp_path)["chunk_count"] == 8
+
+
+def test_reindex_brings_back_what_a_lost_directory_held(tmp_path: Path) -> None:
+    chunks = chunks_of(8)
+    Client(tmp_path).put(chunks)
+    shutil.rmtree(tmp_path / "journals")
+    shutil.rmtree(tmp_path / "snapshots")
+    result = sharedfs("ls", tmp_path)
+    assert result.exit_code == Status.NAMESPACE
+    assert f"`sharedfs reindex {tmp_path}` makes what is missing again" in result.stderr
+    result = sharedfs("reindex", tmp_path)
+    assert result.exit_code == Status.OK and "adopted  1" in result.stdout
+    reader = Client(tmp_path, 2)
+    reader.refresh()
+    assert reader.load(chunks) == [True] * 8
 
 
 def test_gc_sweeps_down_to_the_size_asked_for(tmp_path: Path) -> None:
