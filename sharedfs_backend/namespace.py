@@ -106,10 +106,10 @@ def open_namespace(files: Files, settings: Settings, *, create: bool = True) -> 
     seal = seal_of(settings)
     data = _read_small(files, NAMESPACE_PATH)
     if data is None and not create:
-        raise NamespaceMissing(
-            f"{settings.root}: no namespace here; create one with `sharedfs init {settings.root}`"
-        )
+        raise _missing(settings.root)
     if data is None or not _is_ours(files, data, seal, settings.root):
+        if not create and not _has_directories(files):
+            raise _missing(settings.root)
         _create(files, seal, len(data or b""))
     try:
         record = newest_settings(files, seal)
@@ -121,6 +121,18 @@ def open_namespace(files: Files, settings: Settings, *, create: bool = True) -> 
         directories.make_lost(files, settings.root)
         record = newest_settings(files, seal)
     return Namespace(seal, record, _profile(settings, record))
+
+
+def require_namespace(files: Files, root: str) -> None:
+    """A namespace is here: its NAMESPACE.json, or, where that is lost or damaged, its directories.
+    Raises NamespaceMissing. For what repairs a namespace and must not make one."""
+    data = _read_small(files, NAMESPACE_PATH)
+    if (data is None or not is_intact_namespace(data)) and not _has_directories(files):
+        raise _missing(root)
+
+
+def _missing(root: str) -> NamespaceMissing:
+    return NamespaceMissing(f"{root}: no namespace here; create one with `sharedfs init {root}`")
 
 
 def _is_ours(files: Files, data: bytes, seal: Seal, root: str) -> bool:

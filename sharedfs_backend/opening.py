@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from sharedfs_backend.directories import make_lost
 from sharedfs_backend.exceptions import NamespaceError
@@ -38,6 +39,7 @@ from sharedfs_backend.namespace import (
     Namespace,
     change_settings,
     open_namespace,
+    require_namespace,
     require_root,
 )
 from sharedfs_backend.preload import prepare_process
@@ -45,6 +47,8 @@ from sharedfs_backend.runtime import Lane, Runtime
 from sharedfs_backend.settings import Settings
 
 log = logging.getLogger("sharedfs_backend")
+
+R = TypeVar("R")
 
 OPEN_SECONDS = 20.0
 """How long a start-up waits for the file system to show the namespace."""
@@ -58,12 +62,22 @@ def open_within_time(
     prepare_process(os.environ, sys.modules)
     if files is not None:
         return open_namespace(files, settings, create=create)
-    result: list[Namespace | Exception] = []
+    return _within_time(runtime, settings, lambda: _open(runtime, settings, create))
+
+
+def require_within_time(runtime: Runtime, settings: Settings) -> None:
+    """Raises NamespaceMissing if no namespace is there, and what `open_within_time` does."""
+    prepare_process(os.environ, sys.modules)
+    _within_time(runtime, settings, lambda: require_namespace(reach(settings), settings.root))
+
+
+def _within_time(runtime: Runtime, settings: Settings, act: Callable[[], R]) -> R:
+    result: list[R | Exception] = []
     done = runtime.waiter()
 
     def work() -> None:
         try:
-            result.append(_open(runtime, settings, create))
+            result.append(act())
         except Exception as error:  # carried over to the waiting thread
             result.append(error)
         done.set()

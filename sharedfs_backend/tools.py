@@ -28,10 +28,11 @@ from sharedfs_backend.layout import (
     pack_shard_dirs,
 )
 from sharedfs_backend.namespace import change_settings
-from sharedfs_backend.opening import stripe_packs
+from sharedfs_backend.opening import require_within_time, stripe_packs
 from sharedfs_backend.orphans import Phase
 from sharedfs_backend.packcheck import commit_of, read_header
 from sharedfs_backend.parts import Parts
+from sharedfs_backend.runtime import ThreadRuntime
 from sharedfs_backend.settings import Settings
 from sharedfs_backend.snapshots import recognised
 from sharedfs_backend.store import Store
@@ -83,9 +84,12 @@ PROBLEMS_MAX = 1000
 
 
 @contextmanager
-def opened(settings: Settings, *, create: bool = False) -> Iterator[Parts]:
+def opened(settings: Settings, *, create: bool = False, repair: bool = False) -> Iterator[Parts]:
     """A namespace's parts, current, with the background work running. Without `create` a directory
-    that was lost is a NamespaceError, which says what to do."""
+    that was lost is a NamespaceError, which says what to do; with `repair`, where no namespace is,
+    none is made."""
+    if repair:
+        _require_namespace(settings)
     store = Store(settings=settings, create=create)
     try:
         if not create:
@@ -98,6 +102,14 @@ def opened(settings: Settings, *, create: bool = False) -> Iterator[Parts]:
         yield store.parts
     finally:
         store.close()
+
+
+def _require_namespace(settings: Settings) -> None:
+    runtime = ThreadRuntime(background_workers_max=1)
+    try:
+        require_within_time(runtime, settings)
+    finally:
+        runtime.close(0.0)
 
 
 def init(
@@ -238,7 +250,7 @@ def reindex(settings: Settings, *, progress: Progress = lambda done, total: None
     yet and is left alone as invalid; one whose drop is on record stays dropped (I1).
     """
     report = Report()
-    with opened(settings, create=True) as parts:
+    with opened(settings, create=True, repair=True) as parts:
         names = [name for name in packs_on_disk(parts) if not _is_named(parts, name)]
         commits: list[PackCommit] = []
         for done, name in enumerate(sorted(names)):
@@ -323,7 +335,7 @@ def gc(
     delay, ended journals are retired. With it, it first watches all writers for one lease and then
     also clears the orphans and journals of those that stayed silent.
     """
-    with opened(settings, create=True) as parts:
+    with opened(settings, create=True, repair=True) as parts:
         before = parts.ledger.usage().total_bytes
         parts.take_over_chores()
         parts.publisher.publish((), lambda _: None)

@@ -30,6 +30,10 @@ def settings_for(
     assignments: Sequence[str] = (),
 ) -> Settings:
     """Settings for `root`, which may be relative. Raises ConfigError."""
+    if not root:  # which would be the current directory
+        raise ConfigError(
+            "the directory of the namespace is empty; is the variable that should name it set?"
+        )
     mapping: dict[str, object] = {} if config is None else _from_file(config)
     mapping["root"] = os.path.abspath(root)
     if secret_file is not None:
@@ -40,6 +44,8 @@ def settings_for(
         name, equals, text = assignment.partition("=")
         if not equals:
             raise ConfigError(f"--set {assignment}: write it as name=value")
+        if name.strip() == "root":
+            raise ConfigError(f"--set {assignment}: the command itself names the directory")
         mapping[name.strip()] = _value(text.strip())
     return Settings.from_mapping(mapping)
 

@@ -80,10 +80,39 @@ def test_a_root_that_is_not_there_is_an_error_and_not_created(tmp_path: Path, co
     assert not (tmp_path / "kv").exists()
 
 
-def test_a_directory_without_a_namespace_is_answered_with_how_to_make_one(tmp_path: Path) -> None:
-    result = sharedfs("ls", tmp_path)
+@pytest.mark.parametrize("there", [[], ["notes.txt"], [NAMESPACE_PATH]], ids=str)
+@pytest.mark.parametrize("command", ["ls", "verify", "reindex", "gc"])
+def test_a_directory_without_a_namespace_is_answered_with_how_to_make_one(
+    tmp_path: Path, command: str, there: list[str]
+) -> None:
+    for name in there:
+        (tmp_path / name).touch()
+    result = sharedfs(command, tmp_path)
     assert result.exit_code == Status.NAMESPACE
     assert f"create one with `sharedfs init {tmp_path}`" in result.stderr
+    assert os.listdir(tmp_path) == there
+
+
+@pytest.mark.parametrize("content", [None, b"", b"garbage"])
+def test_reindex_repairs_a_namespace_whose_file_is_lost_or_damaged(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    Client(tmp_path).put(chunks_of(8))
+    (tmp_path / NAMESPACE_PATH).unlink()
+    if content is not None:
+        (tmp_path / NAMESPACE_PATH).write_bytes(content)
+    assert sharedfs("reindex", tmp_path).exit_code == Status.OK
+    assert (tmp_path / NAMESPACE_PATH).read_bytes().rstrip() == encode_namespace(Seal()).rstrip()
+    assert answer("ls", tmp_path)["chunk_count"] == 8
+
+
+@pytest.mark.parametrize("command", ["init", "ls", "verify", "reindex", "gc"])
+def test_an_empty_root_is_not_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = sharedfs(command, "")
+    assert result.exit_code == Status.USAGE and "is the variable" in result.stderr
     assert os.listdir(tmp_path) == []
 
 
@@ -119,6 +148,7 @@ def test_a_secret_that_is_not_the_namespaces_is_an_error_with_the_remedy(tmp_pat
         (["--cap", "3MiB"], "cap_bytes = 3145728: must be"),
         (["--set", "lease=1200"], "did you mean lease_seconds?"),
         (["--set", "lease_seconds"], "name=value"),
+        (["--set", "root=/elsewhere"], "the command itself names the directory"),
         (["--set", "lease_seconds=soon"], "lease_seconds = 'soon': must be a number"),
         (["--config", "/nowhere.json"], "No such file"),
     ],
