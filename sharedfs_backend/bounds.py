@@ -11,7 +11,6 @@ It knows no setting by name, no file and no clock.
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +25,9 @@ _PLAIN_HINT = (
     "may hold letters, digits and any of ._:/@+=- only; "
     "every replica that is to share must spell it alike"
 )
+
+SHOWN_LETTERS_MAX = 120
+"""Of a value that is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +98,28 @@ def checked(name: str, value: object, bound: Bound) -> object:
     if isinstance(value, str):
         if bound.optional and not value:
             raise ConfigError(f'{name} = "": is empty; leave it out instead')
+        if not is_path(value):
+            raise ConfigError(f"{name} = {shown(value)}: must be UTF-8 without NUL characters")
         if bound.plain and not _PLAIN.fullmatch(value):
-            raise ConfigError(f"{name} = {value!r}: {_PLAIN_HINT}")
+            raise ConfigError(f"{name} = {shown(value)}: {_PLAIN_HINT}")
     return value
+
+
+def is_path(text: str) -> bool:
+    """Whether the operating system, a log and JSON all take it."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:  # a surrogate without its other half
+        return False
+
+
+def shown(value: object) -> str:
+    """`value` as a message shows it: on one line, and not for pages."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # thousands of digits; lists in lists in lists
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= SHOWN_LETTERS_MAX else f"{text[:SHOWN_LETTERS_MAX]}..."
 
 
 def unknown(name: str, known: list[str]) -> ConfigError:
@@ -107,14 +128,14 @@ def unknown(name: str, known: list[str]) -> ConfigError:
         item for item in known if item.startswith(name + "_")
     ]
     hint = f"did you mean {near[0]}?" if near else f"known settings are {', '.join(known)}"
-    return ConfigError(f"unknown setting {name!r}: {hint}")
+    return ConfigError(f"unknown setting {shown(name)}: {hint}")
 
 
 def _checked_number(name: str, value: object, bound: Bound) -> int | float:
     assert bound.least is not None and bound.most is not None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _refused(name, value, bound)
-    if not math.isfinite(value) or not bound.least <= value <= bound.most:
+    if not bound.least <= value <= bound.most:  # nor is NaN; math.isfinite overflows on large ints
         raise _refused(name, value, bound)
     if bound.kind is float:
         return float(value)
@@ -134,13 +155,13 @@ def _checked_names(name: str, value: object, bound: Bound) -> tuple[tuple[str, s
         if not isinstance(key, str) or not isinstance(meaning, str) or not meaning:
             raise _refused(name, value, bound)
         if not _PLAIN.fullmatch(meaning):
-            raise ConfigError(f"{name}[{key!r}] = {meaning!r}: {_PLAIN_HINT}")
+            raise ConfigError(f"{name}[{shown(key)}] = {shown(meaning)}: {_PLAIN_HINT}")
     return tuple(sorted(pairs))
 
 
 def _refused(name: str, value: object, bound: Bound) -> ConfigError:
     remedy = f"; {bound.remedy}" if bound.remedy else ""
-    return ConfigError(f"{name} = {value!r}: must be {bound}{remedy}")
+    return ConfigError(f"{name} = {shown(value)}: must be {bound}{remedy}")
 
 
 def _shown(value: float) -> str:

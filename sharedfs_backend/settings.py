@@ -20,8 +20,10 @@ from typing import Any
 from sharedfs_backend.bounds import (
     checked,
     flag,
+    is_path,
     names,
     number,
+    shown,
     text,
     unknown,
     whole,
@@ -143,10 +145,11 @@ class Settings:
 
 
 def _checked_root(root: object) -> str:
-    if not isinstance(root, str) or not root.startswith("/") or "\0" in root:
+    if not isinstance(root, str) or not root.startswith("/") or not is_path(root):
         raise ConfigError(
-            f"root = {root!r}: must be an absolute path; give the directory on the shared file "
-            'system that all replicas use, for example "/mnt/shared/kv"'
+            f"root = {shown(root)}: must be an absolute path, in UTF-8 without NUL characters; "
+            "give the directory on the shared file system that all replicas use, for example "
+            '"/mnt/shared/kv"'
         )
     return root.rstrip("/") or "/"
 

@@ -25,7 +25,7 @@ def test_a_missing_root_is_refused_with_what_to_give() -> None:
         Settings.from_mapping({})
 
 
-@pytest.mark.parametrize("root", ["kv", "", None, 3, "~/kv", "/a\0b"])
+@pytest.mark.parametrize("root", ["kv", "", None, 3, "~/kv", "/a\0b", "/a\ud800b"])
 def test_a_root_that_is_no_absolute_path_is_refused(root: object) -> None:
     assert "must be an absolute path" in refusal(root=root)
 
@@ -59,6 +59,30 @@ def test_every_size_rate_and_duration_has_an_upper_bound() -> None:  # I9
         bound = item.metadata.get("bound")
         if bound is not None and bound.kind in (int, float):
             assert f"{item.name} = " in refusal(**{item.name: 1e30})
+
+
+def nested(depth: int) -> list[object]:
+    found: list[object] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+HOSTILE = {
+    "400 digits": 10**400,
+    "minus 400 digits": -(10**400),
+    "5000 digits": 10**5000,
+    "nested lists": nested(100_000),
+    "NUL": "/a\0b",
+    "half a surrogate pair": "/a\ud800b",
+}
+
+
+@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
+def test_whatever_a_setting_is_given_the_refusal_names_it_and_is_short(value: object) -> None:
+    for item in dataclasses.fields(Settings):
+        text = refusal(**{item.name: value})
+        assert text.startswith(f"{item.name} = ") and len(text) < 400 and text.isprintable()
 
 
 def test_a_lease_outlasts_borrowed_buffers() -> None:  # I7

@@ -46,7 +46,10 @@ def settings_for(
             raise ConfigError(f"--set {assignment}: write it as name=value")
         if name.strip() == "root":
             raise ConfigError(f"--set {assignment}: the command itself names the directory")
-        mapping[name.strip()] = _value(text.strip())
+        try:
+            mapping[name.strip()] = _value(text.strip())
+        except RecursionError:
+            raise ConfigError(f"--set {name.strip()}: its value is nested too deeply") from None
     return Settings.from_mapping(mapping)
 
 
@@ -95,6 +98,8 @@ def _from_file(path: Path) -> dict[str, object]:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"--config {path}: not JSON: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"--config {path}: nested too deeply") from None
     if isinstance(value, dict) and isinstance(value.get("adapter_params"), dict):
         value = value["adapter_params"]
     if not isinstance(value, dict):

@@ -150,6 +150,9 @@ def test_a_secret_that_is_not_the_namespaces_is_an_error_with_the_remedy(tmp_pat
         (["--set", "lease_seconds"], "name=value"),
         (["--set", "root=/elsewhere"], "the command itself names the directory"),
         (["--set", "lease_seconds=soon"], "lease_seconds = 'soon': must be a number"),
+        (["--set", "cap_bytes=" + "9" * 400], "cap_bytes = 999"),
+        (["--set", "cap_bytes=" + "9" * 5000], "cap_bytes = '999"),
+        (["--set", "cap_bytes=" + "[" * 100_000], "cap_bytes: its value is nested too deeply"),
         (["--config", "/nowhere.json"], "No such file"),
     ],
 )
@@ -159,6 +162,13 @@ def test_a_wrong_option_does_nothing_and_says_what_is_right(
     result = sharedfs("init", tmp_path, *words)
     assert result.exit_code == Status.USAGE and hint in result.stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_a_hostile_configuration_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "adapter.json"
+    config.write_text('{"cap_bytes": ' + "[" * 100_000)
+    result = sharedfs("init", tmp_path / "kv", "--config", config)
+    assert result.exit_code == Status.USAGE and "nested too deeply" in result.stderr
 
 
 def test_an_engines_configuration_is_understood(tmp_path: Path) -> None:
