@@ -35,10 +35,10 @@ def _read_exactly(files: Files, handle: object, offset: int, length: int) -> byt
 def read_header(files: Files, seal: Seal, name: PackName) -> PackHeader:
     """The header of a complete pack. Two or three reads."""
     size = files.size(name.path)
+    if size < TRAILER_BYTES:  # so is what is no file; opening a FIFO may hang
+        raise Truncated(f"{size} bytes is shorter than any pack")
     handle = files.open_read(name.path)
     try:
-        if size < TRAILER_BYTES:
-            raise Truncated(f"{size} bytes is shorter than any pack")
         head = _read_exactly(files, handle, 0, min(size, HEADER_SIZE_HINT))
         needed = peek_header_bytes(head)
         if needed > size:

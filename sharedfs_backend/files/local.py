@@ -4,7 +4,8 @@ Calls block as long as the kernel does; deadlines belong to the callers, who run
 they can afford to lose (I6). Nothing is retried except a short write's rest. Which primitive moves
 the bytes follows from the profile: `preadv`/`pwritev`, or libc's plain calls (plain.py).
 
-A symbolic link in a file's place is refused (O_NOFOLLOW). Handles are `LocalHandle`s; a closed one
+A symbolic link in a file's place is refused (O_NOFOLLOW). A FIFO there is an empty file on a local
+disk; elsewhere opening one may hang, as any call may. Handles are `LocalHandle`s; a closed one
 holds no descriptor number any more, so a late use fails instead of touching another file.
 """
 
@@ -39,6 +40,10 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _COMMON
 _READ = os.O_RDONLY | _COMMON
 _WRITE = os.O_WRONLY | _COMMON
 
+NONBLOCK_PROFILES = frozenset({"local"})
+"""Where O_NONBLOCK says nothing about a regular file. On Lustre it does: a read fails (EAGAIN)
+while another client holds the lock on what it last wrote."""
+
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 JOIN_BYTES = 1024 * 1024
@@ -63,18 +68,19 @@ class LocalFiles:
 
     Without a profile only calls are made that every file system knows."""
 
-    __slots__ = ("_prefix", "profile", "root")
+    __slots__ = ("_prefix", "_read_flags", "profile", "root")
 
     def __init__(self, root: str, profile: Profile = UNPROBED) -> None:
         self.root = os.path.abspath(root)
         self._prefix = self.root.rstrip("/") + "/"
         self.profile = profile
+        self._read_flags = _READ | (os.O_NONBLOCK if profile.name in NONBLOCK_PROFILES else 0)
 
     def create(self, path: str) -> LocalHandle:
         return self._open(path, _CREATE, "create")
 
     def open_read(self, path: str) -> LocalHandle:
-        return self._open(path, _READ, "open")
+        return self._open(path, self._read_flags, "open")
 
     def open_write(self, path: str) -> LocalHandle:
         return self._open(path, _WRITE, "open")
@@ -93,6 +99,8 @@ class LocalFiles:
                 return os.preadv(fd, (into,), offset)
             return pread_into(fd, into, offset)
         except OSError as error:
+            if error.errno == errno.ESPIPE:  # a FIFO holds nothing that stays
+                return 0
             raise translate(error, "read", handle.path) from error
 
     def read_cached(self, handle: Handle, offset: int, into: Sequence[memoryview]) -> int:
@@ -132,7 +140,7 @@ class LocalFiles:
             fd = cast(LocalHandle, handle).fd
             return _loops().load(fd, offset, buffer, step_bytes, parts, stop)
         except OSError as error:
-            if error.errno == errno.ENODATA:
+            if error.errno in (errno.ENODATA, errno.ESPIPE):
                 return None
             raise translate(error, "read", handle.path) from error
 

@@ -50,6 +50,32 @@ def test_a_short_write_is_carried_on(monkeypatch: pytest.MonkeyPatch, files: Loc
     assert get(files, "a", 20) == b"0123456789"
 
 
+@pytest.mark.parametrize("vectored", [True, False])
+def test_a_fifo_in_a_files_place_is_an_empty_file_on_a_local_disk(
+    tmp_path: Path, vectored: bool
+) -> None:
+    os.mkfifo(tmp_path / "a")
+    files = LocalFiles(str(tmp_path), replace(NAMED["local"], vectored=vectored))
+    assert get(files, "a", 20) == b""
+
+
+@pytest.mark.parametrize("name", sorted(NAMED.keys() - {"local"}))
+def test_only_on_a_local_disk_is_a_read_told_not_to_wait(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """On Lustre it would fail while another client holds the lock on what it wrote."""
+    files, flags = LocalFiles(str(tmp_path), NAMED[name]), list[int]()
+    put(files, "a", b"x")
+    real = os.open
+
+    def noted(path: str, given: int, mode: int) -> int:
+        flags.append(given & os.O_NONBLOCK)
+        return real(path, given, mode)
+
+    monkeypatch.setattr(os, "open", noted)
+    assert get(files, "a", 1) == b"x" and flags == [0]
+
+
 def test_a_write_that_writes_nothing_fails(
     monkeypatch: pytest.MonkeyPatch, files: LocalFiles
 ) -> None:
