@@ -88,7 +88,7 @@ class Seal:
 
     @classmethod
     def from_material(cls, material: bytes) -> Seal:
-        """A seal whose secret is derived from a key file's content or a passphrase, as is."""
+        """A seal whose secret is derived from a key file's stripped content (FORMAT.md), as is."""
         if not material:
             raise ValueError("an empty secret protects nothing")
         return cls(_derive("secret", material))

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from sharedfs_backend.chores import SETTINGS_SECONDS
 from sharedfs_backend.exceptions import NamespaceError
 from sharedfs_backend.files import LocalFiles
 from sharedfs_backend.layout import NAMESPACE_PATH, Seal, decode_namespace, encode_namespace
-from sharedfs_backend.namespace import change_settings
-from tests.store.inline import MIB, Client, chunks_of
+from sharedfs_backend.namespace import change_settings, seal_of
+from tests.store.inline import MIB, Client, chunks_of, settings_for
 
 WHOLE = encode_namespace(Seal())
 DAMAGED = {
@@ -34,6 +35,26 @@ def test_a_damaged_namespace_file_is_written_again(tmp_path: Path, damage: bytes
     assert decode_namespace((tmp_path / NAMESPACE_PATH).read_bytes()).accepts(Seal())
     reader.refresh()
     assert reader.load(chunks) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("content", "material"),
+    [
+        (b"c2VjcmV0", b"c2VjcmV0"),
+        (b"\n\t c2Vj cmV0\v\f\r\n", b"c2Vj cmV0"),
+        (b"\0key\x85", b"\0key\x85"),
+        (b" " + b"k" * (1 << 20), b"k" * ((1 << 20) - 1)),
+    ],
+    ids=["as it is", "whitespace", "other bytes", "long"],
+)
+def test_the_material_of_a_secret_is_as_the_format_says(
+    tmp_path: Path, content: bytes, material: bytes
+) -> None:
+    """FORMAT.md, section 2, by BLAKE3 alone: the vectors begin at the secret."""
+    (tmp_path / "key").write_bytes(content)
+    settings = settings_for(tmp_path, secret_file=str(tmp_path / "key"))
+    secret = blake3(material, derive_key_context="sharedfs-backend 2026-01 secret").digest()
+    assert seal_of(settings).secret == secret
 
 
 def test_garbage_in_a_directory_that_is_no_namespace_is_refused(tmp_path: Path) -> None:
