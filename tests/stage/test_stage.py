@@ -191,11 +191,11 @@ def command(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def big(root: Path, packs: int) -> list[Chunks]:
-    """Packs of 32 MiB, cheap to make."""
+    """Packs of 32 MiB, cheap to make. One chunk each: a batch of many would be cut."""
     contents: list[Chunks] = []
     with Store(str(root)) as store:
         for _ in range(packs):
-            chunks = {os.urandom(16): os.urandom(1 << 12) * (1 << 9) for _ in range(16)}
+            chunks = {os.urandom(16): os.urandom(1 << 12) * (1 << 13)}
             assert store.put(items_of(chunks)).failed is None
             contents.append(chunks)
     return contents
