@@ -24,6 +24,7 @@ from router.fetch import FetchError, fetch
 from router.fleet import Fleet
 from router.members import Members
 from router.outcome import Observation
+from router.relay.exchange import Where
 from router.relay.resolver import Resolver
 from router.replicas import Replica
 from router.scrape import scraped
@@ -79,7 +80,7 @@ class Watch:
         self._is_awaited = is_awaited
         self._replicas: dict[str, Replica] = {}
         """Members, as they are still known when they have left."""
-        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._leaving: dict[Where, asyncio.Task[None]] = {}
         """Farewells to those that left; each ends with the last request there."""
         self._identity = identity.encode()
         self._header = f"{PROBER.decode()}: {prober(identity)}" if identity else ""
@@ -93,18 +94,24 @@ class Watch:
         for name in [name for name in self._tasks if self._members.get(name) is None]:
             for task in self._tasks.pop(name).values():
                 task.cancel()
-            replica = self._replicas.pop(name)
-            if self._is_awaited is not None and self._is_awaited(replica):
-                farewell = self._see_off(replica, self._is_awaited)
-                self._leaving[name] = asyncio.create_task(farewell, name=f"farewell of {name}")
+            self._leaves(self._replicas.pop(name))
         for member in self._members:
             name = member.replica.id
+            before = self._replicas.get(name)
+            if before is not None and before.where != member.replica.where:  # TLS, say
+                self._leaves(before)
             self._replicas[name] = member.replica
             if name not in self._tasks:
                 self._tasks[name] = {}
                 self._begin(name, "health", self._probes(name))
-                if (leaving := self._leaving.pop(name, None)) is not None:
+                if (leaving := self._leaving.pop(member.replica.where, None)) is not None:
                     leaving.cancel()  # it is back
+
+    def _leaves(self, replica: Replica) -> None:
+        if self._is_awaited is not None and self._is_awaited(replica):
+            farewell = self._see_off(replica, self._is_awaited)
+            task = asyncio.create_task(farewell, name=f"farewell of {replica.url}")
+            self._leaving[replica.where] = task
 
     async def stop(self) -> None:
         tasks: list[asyncio.Task[Any]] = [*self._asking.values(), *self._leaving.values()]
@@ -196,8 +203,8 @@ class Watch:
             except Exception:  # a mistake of ours
                 log.exception("probing %s, which has left, failed", replica.id)
             await asyncio.sleep(self._rhythm.health_seconds)
-        if self._leaving.get(replica.id) is asyncio.current_task():
-            del self._leaving[replica.id]
+        if self._leaving.get(replica.where) is asyncio.current_task():
+            del self._leaving[replica.where]
 
     async def _probe(self, replica: Replica) -> None:
         trouble, is_silent = await self._asked(replica)

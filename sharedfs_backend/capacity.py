@@ -76,6 +76,7 @@ class Refusal(enum.Enum):
     SPENT = "this pass's credit is spent"
     FULL = "no room below the cap"
     NO_SPACE = "the file system was full a moment ago"
+    DISK_FULL = "the file system is full"
     TOO_LARGE = "its pack is larger than 1/64 of the cap, so it never fits: raise the cap"
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from sharedfs_backend.context import Context
 from sharedfs_backend.doubts import Doubts
-from sharedfs_backend.files import FileFailure
+from sharedfs_backend.files import FailureKind, FileFailure
 from sharedfs_backend.layout import Beat, Record, SettingsRecord, Touch
 from sharedfs_backend.ledger import Ledger
 from sharedfs_backend.namespace import is_kept, newest_settings, repeat_settings
@@ -66,6 +66,8 @@ class Chores:
         self._lease_seconds = lease_seconds
         self._patience_seconds = 2 * settings.refresh_seconds
         self._record = record
+        self._next_repeat = float("-inf")
+        self._repeat_pause = 0.0
         self._cap_is_fixed = settings.cap_bytes is not None
         self._cap_bytes = cap_bytes
         self._set_cap = set_cap
@@ -118,7 +120,10 @@ class Chores:
             elif not is_kept(self._files, self._seal, known):
                 self._repeat(known)
         except FileFailure as failure:
-            self._stats.failed(failure, "reading the settings")
+            if failure.kind is FailureKind.MISSING and known.number:
+                self._repeat(known)  # all of them, with their directory
+            else:
+                self._stats.failed(failure, "reading the settings")
         self._set_cap(self._record.cap_bytes)
 
     def _repeat(self, lost: SettingsRecord) -> None:
@@ -129,9 +134,17 @@ class Chores:
             lost.number,
             lost.writer,
         )
-        if self._publisher.writer is not None:  # who only reads writes nothing
-            writer = self._runtime.random_bytes(8).hex()
+        now = self._runtime.now()
+        if self._publisher.writer is None or now < self._next_repeat:
+            return  # who only reads writes nothing
+        self._repeat_pause = 2 * max(self._repeat_pause, SETTINGS_SECONDS)  # may leave a torn file
+        self._next_repeat = now + self._repeat_pause
+        writer = self._runtime.random_bytes(8).hex()
+        try:
             self._record = repeat_settings(self._files, self._seal, writer, lost)
+            self._repeat_pause = 0.0
+        except FileFailure as failure:
+            self._stats.failed(failure, "saying the settings again")
 
     def _look_for_orphans(self, now: float) -> None:
         capped = self._cap_bytes() is not None

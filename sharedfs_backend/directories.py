@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 
 FIXED = (PACKS, JOURNALS, SNAPSHOTS, REALMS, SETTINGS, REPLICAS)
 NEEDED = (JOURNALS, SNAPSHOTS, SETTINGS)
-"""Without these a namespace cannot be read. Of the packs' own the writer takes care."""
+"""Without these a namespace cannot be read. Those of the packs are made at the next start, one of
+their 256 by whoever writes there."""
 
 
 def make(files: Files, directories: tuple[str, ...] = FIXED) -> None:
@@ -80,7 +81,7 @@ def names_in(files: Files, directory: str) -> list[str]:
     try:
         return files.list(directory)
     except FileFailure as failure:
-        if failure.kind is not FailureKind.MISSING or not _is_namespace(files):
+        if failure.kind is not FailureKind.MISSING or not is_namespace(files):
             raise
         return []
 
@@ -90,7 +91,7 @@ def create_in(files: Files, path: str) -> Handle:
     try:
         return files.create(path)
     except FileFailure as failure:
-        if failure.kind is not FailureKind.MISSING or not _is_namespace(files):
+        if failure.kind is not FailureKind.MISSING or not is_namespace(files):
             raise
     files.make_dir(path.rpartition("/")[0])  # the name was not used: nothing was there
     return files.create(path)
@@ -106,7 +107,7 @@ def _is_missing(files: Files, directory: str) -> bool:
     return False
 
 
-def _is_namespace(files: Files) -> bool:
+def is_namespace(files: Files) -> bool:
     """Whether this is still the namespace; also False where that cannot be told."""
     try:
         files.close(files.open_read(NAMESPACE_PATH))

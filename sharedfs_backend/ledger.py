@@ -286,10 +286,14 @@ class Ledger:
         return writer in self._own
 
     def see_journals(self, writers: Iterable[str], now: float) -> None:
-        """Journals found by a listing."""
+        """Journals found by a listing. One that was gone is there: it was only not seen."""
         with self.lock:
             for writer in writers:
-                self._view(writer, now)
+                view = self._view(writer, now)
+                if view.vanished:
+                    view.vanished = False
+                    view.last_change = view.last_polled = now
+                    self._bytes.journal_bytes += view.nbytes
 
     def writer(self, writer: str) -> WriterView | None:
         return self._writers.get(writer)

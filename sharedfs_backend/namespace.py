@@ -212,10 +212,13 @@ def newest_settings(files: Files, seal: Seal) -> SettingsRecord:
     return SettingsRecord(0, "0" * 16)
 
 
-def change_settings(files: Files, seal: Seal, writer: str, **changes: object) -> SettingsRecord:
-    """Publish the newest settings with `changes`, as a new file."""
+def change_settings(
+    files: Files, seal: Seal, writer: str, *, least: int = 0, **changes: object
+) -> SettingsRecord:
+    """Publish the newest settings with `changes`, as a new file numbered `least` or more."""
     newest = newest_settings(files, seal)
-    record = replace(newest, number=newest.number + 1, writer=writer, **changes)  # type: ignore[arg-type] # field names
+    number = max(newest.number + 1, least)
+    record = replace(newest, number=number, writer=writer, **changes)  # type: ignore[arg-type] # field names
     write_whole(files, settings_path(record.number, writer), encode_settings(record, seal))
     return record
 

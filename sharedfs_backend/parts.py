@@ -261,9 +261,9 @@ class Parts:
             self.wake()
 
     def _refused(self, refusal: Refusal) -> None:
-        if refusal in (Refusal.FULL, Refusal.NO_SPACE):
-            self.sweeper.ask()
-        else:
+        if refusal in (Refusal.FULL, Refusal.DISK_FULL):
+            self.sweeper.ask(disk_full=refusal is Refusal.DISK_FULL)
+        elif refusal is not Refusal.NO_SPACE:  # that one has been told of already
             self._missed()
 
     def _stored(self, commit: PackCommit) -> None:

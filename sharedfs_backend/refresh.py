@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 
 from sharedfs_backend.context import Context
-from sharedfs_backend.directories import names_in
+from sharedfs_backend.directories import is_namespace
 from sharedfs_backend.facts import Changes
 from sharedfs_backend.files import FailureKind, FileFailure
 from sharedfs_backend.layout import (
@@ -80,6 +80,8 @@ class Refresher:
         self._all_wanted_at: float | None = None
         self._missed_dead = False
         self.unread = LostJournals(context.settings.lease_seconds)
+        self._lease_seconds = context.settings.lease_seconds
+        self._lost_since: float | None = None
         self.passes_done = 0
         self.passes_begun = 0
         self.last_good_pass_started = float("-inf")
@@ -151,12 +153,7 @@ class Refresher:
         self._pass_failed = self._missed_dead = False
         self.passes_begun += 1
         self._todo = []
-        try:
-            listed = names_in(self._files, JOURNALS)
-        except FileFailure as failure:
-            self._stats.failed(failure, "listing the journals")
-            self._pass_failed = True
-            listed = []
+        listed = self._listed(now)
         found = recognised(parse_journal_name, listed)
         self._ledger.see_journals(found, now)
         if self.passes_done:
@@ -170,6 +167,8 @@ class Refresher:
         look_at_dead = self._all_wanted_at is not None or self.passes_begun % DEAD_POLL_PASSES == 1
         views = self._ledger.writers()
         self.unread.keep_only({view.writer for view in views if not view.vanished})
+        if self._lost_since is not None and self._pass_failed:
+            return  # nobody is taken to be gone because a directory is
         for view in views:
             if self._ledger.is_current(view.writer) or view.vanished or view.unreadable:
                 continue
@@ -178,6 +177,29 @@ class Refresher:
             else:
                 self._missed_dead = True
         self._todo.sort(key=lambda _: self._runtime.random_bytes(2))
+
+    def _listed(self, now: float) -> list[str]:
+        """What lies in journals/. Where the directory itself was removed, nothing; but that may be
+        the mount's mistake, and others may write there: then no pass is good for a lease."""
+        try:
+            listed = self._files.list(JOURNALS)
+        except FileFailure as failure:
+            if failure.kind is FailureKind.MISSING and is_namespace(self._files):
+                self._lost_since = now if self._lost_since is None else self._lost_since
+                if now - self._lost_since >= self._lease_seconds or not self._knows_others():
+                    return []
+            self._stats.failed(failure, "listing the journals")
+            self._pass_failed = True
+            return []
+        self._lost_since = None
+        return listed
+
+    def _knows_others(self) -> bool:
+        """Whether somebody else may be writing."""
+        return any(
+            not (view.ended or view.vanished or self._ledger.is_current(view.writer))
+            for view in self._ledger.writers()
+        )
 
     def _awaited(self, now: float) -> bool:
         """A retired journal's rest is in a snapshot that is perhaps not listed here yet: look."""
@@ -294,7 +316,8 @@ class Refresher:
         """What the dead may still say is needed for a whole pass only, not for a good one."""
         if self._ledger.is_dead(writer):
             self._missed_dead = True
+            self.unread.settled(writer)  # nobody waits for it
         else:
             self._pass_failed = True
+            self.unread.failed(writer, failure, self._runtime.now())
         self._stats.failed(failure, "reading a journal")
-        self.unread.failed(writer, failure, self._runtime.now())

@@ -331,7 +331,7 @@ class Storer:
     def _out_of_space(self) -> None:
         """Write no more for a while, and have room made."""
         self._space.failed(self._runtime.now())
-        self._on_refused(Refusal.NO_SPACE)
+        self._on_refused(Refusal.DISK_FULL)
 
     def _clear_failed(self, job: PackJob) -> None:
         """Our own unfinished file: closed, never to be written again, named by nobody."""

@@ -61,6 +61,7 @@ class Sweeper:
         self._on_dropped = on_dropped
         self._lock = threading.Lock()
         self._asked_at: float | None = None
+        self._disk_full = False
         self._next_choice = float("-inf")
         self._mine: set[PackName] = set()
         self._unrecorded: dict[PackName, float] = {}
@@ -68,9 +69,11 @@ class Sweeper:
         self._unlinked: set[PackName] = set()
         """Files removed, which is not on record yet."""
 
-    def ask(self) -> None:
-        """A store found no room: sweep whatever the watermark says."""
+    def ask(self, *, disk_full: bool = False) -> None:
+        """A store found no room: sweep whatever the watermark says. `disk_full`: whatever the cap
+        says, too; the disk may hold less, or others' files."""
         with self._lock:
+            self._disk_full |= disk_full
             if self._asked_at is not None:
                 return
             self._asked_at = self._runtime.now()
@@ -92,17 +95,19 @@ class Sweeper:
         asked_at = self._asked_at
         asked = asked_at is not None
         leader = self.is_leader()
-        if cap_bytes is None:
-            remaining, low = self._full_disk_bytes(usage.live_bytes)
-        else:
+        to_free = 0
+        if cap_bytes is not None:
             low = self.low_bytes(cap_bytes)
             if not asked and remaining <= min(cap_bytes * self._high_ratio, 2 * low):
                 return
+            to_free = remaining - low
         waited = asked_at is not None and now - asked_at >= patience_seconds
         if not (leader or waited):
             return
-        self._asked_at = None
-        to_free = remaining - low
+        with self._lock:
+            self._asked_at, disk_full, self._disk_full = None, self._disk_full, False
+        if cap_bytes is None or disk_full:
+            to_free = max(to_free, self._full_disk_bytes(usage.live_bytes, now))
         if to_free <= 0:
             return
         victims = self.victims(to_free, now)
@@ -113,18 +118,19 @@ class Sweeper:
         if victims:
             self.drop(victims)
 
-    def _full_disk_bytes(self, live_bytes: int) -> tuple[int, int]:
-        """What is not on its way out, and where a sweep stops when the disk itself is full: at a
-        share of all that lies there. What was dropped lies there until it is unlinked, and counts
-        as freed, so that stores refused meanwhile drop no more."""
-        dropped = self._ledger.pending()
+    def _full_disk_bytes(self, live_bytes: int, now: float) -> int:
+        """What to free when the disk itself is full: a share of all that lies there. What was
+        dropped lies there until it is unlinked, and counts as freed, so that stores refused
+        meanwhile drop no more; not if whoever dropped it should have unlinked it long ago."""
+        pending, young = self._ledger.pending(), now - 2 * self._drop_delay_seconds
         with self._lock:
+            dropped = [p for p in pending if p.name in self._mine or p.dropped_seen >= young]
             packs = [self._ledger.pack(name) for name in self._unrecorded]
             first = [pack for pack in packs if pack is not None and pack.live]
             leaving = [pack for pack in (*dropped, *first) if pack.name not in self._unlinked]
         remaining = live_bytes - sum(pack.total_bytes for pack in first)
         lying = remaining + sum(pack.total_bytes for pack in leaving)
-        return remaining, int(lying * self._low_ratio)
+        return remaining - int(lying * self._low_ratio)
 
     def is_leader(self) -> bool:
         """This process holds the lowest live writer id, or nobody else writes."""
@@ -209,12 +215,14 @@ class Sweeper:
     def finish(self, now: float) -> None:
         """Unlink what was dropped long enough ago, own or abandoned, and record it gone."""
         abandoned_seconds = self._drop_delay_seconds + self._lease_seconds
+        with self._lock:
+            mine = set(self._mine)  # before the question: what is dropped meanwhile stays
         pending = self._ledger.pending()
         leader = bool(pending) and self.is_leader()
         due: list[PackName] = []
         with self._lock:
             names = {pack.name for pack in pending}
-            self._mine &= names
+            self._mine -= mine - names
             self._unlinked &= names | self._unrecorded.keys()
             for pack in pending:
                 age = now - pack.dropped_seen

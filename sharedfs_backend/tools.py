@@ -124,7 +124,9 @@ def init(
             raise NamespaceError(f"{settings.root}: {problem}")
         if cap_bytes is not None:
             writer = parts.runtime.random_bytes(8).hex()
-            change_settings(parts.watched, parts.seal, writer, cap_bytes=cap_bytes)
+            # Above what a store that runs may know while its file is lost.
+            least = int(time.time())
+            change_settings(parts.watched, parts.seal, writer, least=least, cap_bytes=cap_bytes)
             parts.set_cap(cap_bytes)
         return _listing(parts)
 

@@ -109,6 +109,8 @@ class Resolver:
         leaves meanwhile, the name is looked up once."""
         known = self._known(name)
         now = self._now()
+        if known.addresses and now - known.found_at > STALE_SECONDS_MAX:
+            known.addresses = ()
         if known.pending is None and now >= known.quiet_until:
             self._begin(name, known)
         if known.pending is not None:

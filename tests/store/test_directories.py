@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sharedfs_backend import tools
 from sharedfs_backend.directories import FIXED, make_lost
 from sharedfs_backend.exceptions import NamespaceError
-from sharedfs_backend.files import FailureKind, LocalFiles
+from sharedfs_backend.files import FailureKind, FileFailure, LocalFiles
+from sharedfs_backend.layout import JOURNALS
 from sharedfs_backend.store import Store
 from tests.files.faulty import FaultyFiles
 from tests.store.inline import Client, chunks_of, items_of, quick_settings, settings_for
@@ -107,3 +110,54 @@ def test_below_an_empty_mount_point_nothing_is_made(tmp_path: Path) -> None:
     root.mkdir()
     client.pass_time(settings_for(root).lease_seconds)  # heartbeats, which want a journal
     assert list(root.iterdir()) == []
+
+
+def test_who_writes_on_is_not_taken_to_be_gone_while_the_journals_cannot_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount may show an empty place for a moment; what others store meanwhile counts."""
+    here, there = Client(tmp_path), Client(tmp_path, 2)
+    here.put(chunks_of(2))
+    there.put(chunks_of(2, seed=8))
+    here.refresh()
+    snapshot(here)  # so that nobody's journal is missed for what it said
+    refresher = here.store.parts.refresher
+    before = refresher.last_good_pass_started
+    with monkeypatch.context() as hidden:
+        for op in ("list", "open_read"):
+            hidden.setattr(here.counting, op, hiding(getattr(here.counting, op), JOURNALS))
+        here.pass_time(3.0)
+    assert refresher.last_good_pass_started == before
+    there.put(chunks_of(2, seed=9))
+    here.refresh()
+    assert refresher.last_good_pass_started > before
+    assert here.load(chunks_of(2, seed=9)) == [True, True]
+    assert here.store.parts.sweeper.crowd().live == 2
+
+
+def test_a_journal_that_is_seen_again_is_read_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = Client(tmp_path), Client(tmp_path, 2)
+    here.put(chunks_of(2))
+    there.put(chunks_of(2, seed=8))
+    here.refresh()
+    with monkeypatch.context() as hidden:
+        hidden.setattr(here.counting, "open_read", hiding(here.counting.open_read, JOURNALS))
+        here.pass_time(3.0)
+    there.put(chunks_of(2, seed=9))
+    here.refresh()
+    here.refresh()
+    assert here.load(chunks_of(2, seed=9)) == [True, True]
+    assert here.store.parts.sweeper.crowd().live == 2
+
+
+def hiding(call: Callable[[str], Any], below: str) -> Callable[[str], Any]:
+    """The same call, for which nothing is there below a directory, nor the directory."""
+
+    def hidden(path: str) -> Any:
+        if path.startswith(below):
+            raise FileFailure(FailureKind.MISSING, "open", path, "not seen")
+        return call(path)
+
+    return hidden

@@ -127,6 +127,39 @@ def test_a_full_disk_is_swept_once_until_what_was_dropped_is_unlinked(
         client.pass_time(40.0, step=10.0)
 
 
+def test_a_disk_that_is_full_below_the_cap_is_swept_too(tmp_path: Path) -> None:
+    client, files = faulty_client(tmp_path, cap_bytes=1 << 30)
+    for seed in range(20):
+        put(client, seed=100 + seed)
+        client.pass_time(2.0)
+    client.pass_time(30.0)
+    before = len(packs_of(tmp_path))
+    files.fail("write", FailureKind.NO_SPACE, path="packs/")
+    put(client, seed=200)
+    client.pass_time(5.0)
+    assert swept(client) == 4
+    client.pass_time(15.0)
+    assert len(packs_of(tmp_path)) == before - 4
+
+
+def test_what_a_dead_sweeper_dropped_does_not_keep_a_full_disk_full(tmp_path: Path) -> None:
+    """The lease is 100 s here, the drop delay 10."""
+    dead = Client(tmp_path, 2)
+    for seed in range(20):
+        dead.put(chunks_of(2, seed=100 + seed))
+    client, files = faulty_client(tmp_path)
+    put(client, seed=90)
+    client.pass_time(20.0)
+    ledger = dead.store.parts.ledger
+    dead.store.parts.sweeper.drop([pack.name for pack in ledger.packs()][:5])
+    files.fail("write", FailureKind.NO_SPACE, path="packs/")
+    before = len(packs_of(tmp_path))
+    for number in range(30):
+        put(client, seed=200 + number)
+        client.pass_time(2.0)
+    assert len(packs_of(tmp_path)) < before
+
+
 def swept(client: Client) -> int:
     stats = client.store.stats()
     return int(stats.get("packs_dropped", 0) + stats.get("packs_dropped_unrecorded", 0))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
 
+from sharedfs_backend import tools
 from sharedfs_backend.chores import SETTINGS_SECONDS
 from sharedfs_backend.exceptions import NamespaceError
-from sharedfs_backend.files import LocalFiles
+from sharedfs_backend.files import FailureKind, Files, LocalFiles
 from sharedfs_backend.layout import NAMESPACE_PATH, Seal, decode_namespace, encode_namespace
 from sharedfs_backend.namespace import change_settings, seal_of
+from tests.files.faulty import FaultyFiles
 from tests.store.inline import MIB, Client, chunks_of, settings_for
 
 WHOLE = encode_namespace(Seal())
@@ -69,7 +72,7 @@ CAP = 64 * MIB
 
 def change(root: Path, writer: str, **changes: object) -> Path:
     """The file of the new settings."""
-    record = change_settings(LocalFiles(str(root)), Seal(), writer, **changes)
+    record = change_settings(LocalFiles(str(root)), Seal(), writer, **changes)  # type: ignore[arg-type] # field names
     return root / "settings" / f"{record.number}.{record.writer}.json"
 
 
@@ -125,3 +128,50 @@ def test_who_only_reads_keeps_the_cap_and_writes_nothing(tmp_path: Path) -> None
     reload(reader)
     assert cap_of(reader) == CAP
     assert list((tmp_path / "settings").iterdir()) == []
+
+
+def test_an_operators_cap_holds_though_newer_settings_were_lost(tmp_path: Path) -> None:
+    Client(tmp_path)
+    change(tmp_path, "a" * 16, cap_bytes=2 * CAP)
+    lost = [change(tmp_path, letter * 16, cap_bytes=CAP) for letter in "bcdef"]
+    client = Client(tmp_path, 2)
+    client.put(chunks_of(1))
+    for path in lost:
+        path.unlink()
+    tools.init(settings_for(tmp_path), cap_bytes=3 * CAP)
+    for _ in range(3):
+        reload(client)
+    assert cap_of(client) == cap_of(Client(tmp_path, 3)) == 3 * CAP
+
+
+def test_settings_are_said_again_when_their_directory_is_lost_and_no_more_often_than_needed(
+    tmp_path: Path,
+) -> None:
+    Client(tmp_path)
+    change(tmp_path, "a" * 16, cap_bytes=CAP)
+    client = Client(tmp_path, 2)
+    client.put(chunks_of(1))
+    shutil.rmtree(tmp_path / "settings")
+    for _ in range(5):
+        reload(client)
+    assert len(list((tmp_path / "settings").iterdir())) == 1
+    assert cap_of(client) == cap_of(Client(tmp_path, 3)) == CAP
+
+
+def test_on_a_full_disk_settings_are_tried_less_and_less_often(tmp_path: Path) -> None:
+    Client(tmp_path)
+    newest = change(tmp_path, "a" * 16, cap_bytes=CAP)
+    files: list[FaultyFiles] = []
+
+    def faulty(inner: Files) -> Files:
+        files.append(FaultyFiles(inner))
+        return files[0]
+
+    client = Client(tmp_path, 2, wrap=faulty)
+    client.put(chunks_of(1))
+    newest.unlink()
+    files[0].fail("write", FailureKind.NO_SPACE, path="settings/")
+    for _ in range(40):
+        reload(client)
+    assert cap_of(client) == CAP
+    assert len(list((tmp_path / "settings").iterdir())) <= 6

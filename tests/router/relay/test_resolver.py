@@ -124,6 +124,9 @@ async def test_old_addresses_are_used_while_a_look_up_is_under_way(names: NameSe
         assert await names.resolver.addresses("a") == TWO
     assert await first == TWO
     assert len(names.asked) == 2
+    names.now += STALE_SECONDS_MAX  # it never ends: they are not believed for ever
+    with pytest.raises(ResolveError, match="cannot resolve a: its look-up takes long"):
+        await names.resolver.addresses("a")
 
 
 @over_sockets
