@@ -16,7 +16,7 @@ from typing import Protocol
 
 from router import answers
 from router.asks import Ask, Usage
-from router.members import Members
+from router.members import NOBODY, Members
 from router.outcome import Decision, Overload
 from router.relay.exchange import Attempt, Failure, Header, Reply
 from router.reports import usage_of
@@ -26,7 +26,6 @@ from router.steering import Steering
 
 RETRIED = frozenset({429, 500, 502, 503, 504, 508})
 """Answers another replica may improve on."""
-NOBODY: frozenset[str] = frozenset()
 
 
 class Chooser(Protocol):

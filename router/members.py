@@ -24,7 +24,8 @@ _STATE_OF = {
 }
 TROUBLE_CHARACTERS_MAX = 200
 LACKING_MAX = 256
-NONE: frozenset[str] = frozenset()
+NOBODY: frozenset[str] = frozenset()
+"""No replica is left out."""
 MODEL_CHARACTERS_MAX = 256
 """Of models whose lacking replicas are remembered; longer names are looked up each time."""
 
@@ -129,7 +130,7 @@ class Members:
         """Replicas known not to serve a model; none if nobody does: one of them shall say so.
         Without a model every engine serves its own."""
         if not model:
-            return NONE
+            return NOBODY
         known = self._lacking.get(model)
         if known is None:
             lacking = frozenset(
@@ -137,7 +138,7 @@ class Members:
                 for name, member in self._members.items()
                 if (served := _ids(member.models)) is not None and model not in served
             )
-            known = lacking if len(lacking) < len(self._members) else NONE
+            known = lacking if len(lacking) < len(self._members) else NOBODY
             if len(model) <= MODEL_CHARACTERS_MAX:  # clients may ask for any name
                 if len(self._lacking) >= LACKING_MAX:
                     self._lacking.clear()
@@ -151,7 +152,7 @@ class Members:
             self._alike = len(served) < 2 and None not in served
         return self._alike
 
-    def next_ready(self, exclude: frozenset[str] = NONE) -> Member | None:
+    def next_ready(self, exclude: frozenset[str] = NOBODY) -> Member | None:
         """One that takes requests, in turn: for what is not prefilled."""
         for wanted in (ReplicaState.READY, ReplicaState.HALF_OPEN):
             ready = [

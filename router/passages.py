@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router import answers
-from router.exchanges import NOBODY, RETRIED, Chooser
-from router.members import Member
+from router.exchanges import RETRIED, Chooser
+from router.members import NOBODY, Member
 from router.relay.exchange import Attempt, Failure, Header, Reply
 
 SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})

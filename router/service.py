@@ -21,9 +21,9 @@ from urllib.parse import unquote
 from router import answers
 from router.asks import Ask, Usage
 from router.exact import Exact
-from router.exchanges import NOBODY, Decided
+from router.exchanges import Decided
 from router.fleet import Fleet
-from router.members import Members
+from router.members import NOBODY, Members
 from router.outcome import Decision, Overload
 from router.passages import SAFE_METHODS, SAFE_PATHS, Passage
 from router.prefix import PROMPTED, Parsed, ask_of, model_of, parse

@@ -109,7 +109,7 @@ class Resolver:
         leaves meanwhile, the name is looked up once."""
         known = self._known(name)
         now = self._now()
-        if known.addresses and now - known.found_at > STALE_SECONDS_MAX:
+        if now - known.found_at > STALE_SECONDS_MAX:
             known.addresses = ()
         if known.pending is None and now >= known.quiet_until:
             self._begin(name, known)
@@ -157,8 +157,6 @@ class Resolver:
         now = self._now()
         if found:
             known.addresses, known.found_at = found, now
-        elif now - known.found_at >= STALE_SECONDS_MAX:
-            known.addresses = ()
         known.trouble = trouble
         known.quiet_until = now + (FRESH_SECONDS if found else PAUSE_SECONDS)
         assert known.pending is not None

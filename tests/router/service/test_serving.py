@@ -1,4 +1,7 @@
-"""The whole router over real sockets: what a user gets, beside the complaints."""
+"""The whole router over real sockets: what a user gets, beside the complaints.
+
+Past 400 lines because what one running router promises its users is one list.
+"""
 
 from __future__ import annotations
 
