@@ -117,7 +117,7 @@ class FleetJob:
 
     def wait_up(self, seconds: float) -> None:
         """Until the fleet has said its URL. Raises ClusterError when the job ends instead."""
-        self.cluster.wait(lambda: bool(self.url) or self.state in ENDED, "the fleet is up", seconds)
+        self.wait(lambda: bool(self.url) or self.state in ENDED, "the fleet is up", seconds)
         assert self.url, f"{self.state}\n{self.said}\n{self.log_ends()}"
 
     def wait_noted(self) -> None:
