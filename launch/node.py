@@ -5,9 +5,10 @@
 Runs until its standard input ends, SIGTERM or SIGINT; then it withdraws the replicas, stops the
 engines, then the server, and leaves no process, shared memory or scratch file. Standard input,
 because Slurm sends signals to a step's every process, engines included, in no order; the end of
-input reaches this process alone. What ends by itself is started again (`restarts`); a server takes
-its engines with it. Every start takes fresh ports unless the site fixes them: nodes may share one
-address. Exit status: 0 told to end, 1 nothing here can be kept running, 2 a setting is wrong.
+input reaches this process alone. What ends by itself is started again (`restarts`), as is what does
+not answer within twice FLEET_START_SECONDS; a server takes its engines with it. Every start takes
+fresh ports unless the site fixes them: nodes may share one address. Exit status: 0 told to end,
+1 nothing here can be kept running, 2 a setting is wrong.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ log = logging.getLogger("launch.node")
 TICK_SECONDS = 1.0
 HEALTH_SECONDS = 5.0
 NOTE_EVERY_TICKS = 5
+START_TIMES_MAX = 2.0
+"""FLEET_START_SECONDS after which a part that never answered counts as ended: whoever is only slow
+comes up after the fleet has said that it goes on without it."""
 
 
 class Running(Protocol):
@@ -73,6 +77,8 @@ class _Replica:
     port: int = 0
     start_at: float | None = 0.0
     """None: given up."""
+    answer_by: float | None = None
+    """When the engine must answer; None: it has."""
 
 
 class Node:
@@ -87,6 +93,7 @@ class Node:
         self._server_ready = False
         self._server_ports = ServerPorts(0, 0)
         self._server_at: float | None = 0.0
+        self._server_by = 0.0
         self._server_restarts = Restarts(site.restarts_max, SERVER_PAUSE_SECONDS)
         self._replicas = [
             _Replica(replica, Restarts(site.restarts_max), number)
@@ -126,6 +133,7 @@ class Node:
                     self._site, self._server_ports, hosts_file=self._hosts_file
                 )
                 self._server = self._effects.start("lmcache", command)
+                self._server_by = now + START_TIMES_MAX * self._site.start_seconds
             return
         if self._server.exit_code is not None:
             self._server_ended(self._server, now)
@@ -134,9 +142,11 @@ class Node:
             self._server_ready = self._effects.is_healthy(url)
             if self._server_ready:
                 log.info("LMCache server ready")
+            elif now > self._server_by:
+                self._server_ended(self._server, now)
 
     def _server_ended(self, server: Running, now: float) -> None:
-        log.error("the LMCache server ended (%s); see %s", server.exit_code, server.log)
+        log.error("the LMCache server %s; see %s", _end_of(server), server.log)
         for replica in self._replicas:
             self._stop_replica(replica)
         self._effects.stop([server])
@@ -152,15 +162,22 @@ class Node:
                 self._start(replica)
             return
         for what, part in (("engine", replica.engine), ("announcer", replica.announcer)):
-            if part is not None and part.exit_code is not None:
-                log.error(
-                    "%s: its %s ended (%s); see %s",
-                    replica.plan.name, what, part.exit_code, part.log,
-                )  # fmt: skip
+            hangs = what == "engine" and not self._answers(replica, now)
+            if part is not None and (part.exit_code is not None or hangs):
+                log.error("%s: its %s %s; see %s", replica.plan.name, what, _end_of(part), part.log)
                 self._stop_replica(replica)
                 replica.start_at = replica.restarts.after_end(now)
                 self._say_next(replica.plan.name, replica.start_at, now)
                 return
+
+    def _answers(self, replica: _Replica, now: float) -> bool:
+        """False when an engine that should have come up by now does not answer."""
+        if replica.answer_by is not None and now > replica.answer_by:
+            url = f"http://{self._plan.address}:{replica.port}/health"
+            if not self._effects.is_healthy(url):
+                return False
+            replica.answer_by = None
+        return True
 
     def _start(self, replica: _Replica) -> None:
         (replica.port,) = self._ports([2 + replica.number])
@@ -168,6 +185,7 @@ class Node:
         name = replica.plan.name.rpartition("-")[2]
         replica.engine = self._effects.start(f"engine-{name}", commands.engine(*arguments))
         replica.announcer = self._effects.start(f"announce-{name}", commands.announcer(*arguments))
+        replica.answer_by = self._effects.now() + START_TIMES_MAX * self._site.start_seconds
         log.info(
             "%s: starting at http://%s:%d", replica.plan.name, self._plan.address, replica.port
         )
@@ -190,6 +208,11 @@ class Node:
             log.error("%s ended too often: not started again", what)
         else:
             log.info("%s: started again in %.0f s", what, at - now)
+
+
+def _end_of(part: Running) -> str:
+    code = part.exit_code
+    return "has not answered since it was started" if code is None else f"ended ({code})"
 
 
 class Machine:

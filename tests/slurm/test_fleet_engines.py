@@ -38,6 +38,7 @@ def fleet(job: FleetJob) -> FleetJob:
         "FLEET_ENGINE_ARGUMENTS": ENGINE,
         "FLEET_STOP_SECONDS": "16",
         "FLEET_LEASE_SECONDS": "8",
+        "FLEET_START_SECONDS": "200",  # an engine that hangs is started again after 400
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -46,7 +47,7 @@ def fleet(job: FleetJob) -> FleetJob:
         "XDG_CACHE_HOME": str(job.folder / "cache"),
     }
     job.submit(settings, "--nodes=2", stubs=False)
-    job.wait_up(UP_SECONDS)
+    _wait_for_both(job)
     return job
 
 
@@ -72,7 +73,7 @@ def test_requeued_it_finds_its_hits(fleet: FleetJob) -> None:
     fleet.wait(lambda: "Node failure on n2" in fleet.said, "Slurm has noticed", 120)
     fleet.cluster.run("scontrol", "requeue", str(fleet.job_id))
     fleet.wait(lambda: not fleet.url, "the first run has ended")
-    fleet.wait_up(UP_SECONDS)
+    _wait_for_both(fleet)
     for replica in sorted(fleet.replicas()):
         reloaded, _ = _reloaded(fleet, replica, "shared")
         assert reloaded == PROMPT_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS
@@ -82,6 +83,11 @@ def test_cancelled_it_leaves_nothing(fleet: FleetJob) -> None:
     fleet.cancel()
     fleet.wait_state("CANCELLED", 120)
     assert fleet.left_over() == []
+
+
+def _wait_for_both(fleet: FleetJob) -> None:
+    fleet.wait_up(UP_SECONDS)
+    fleet.wait(lambda: len(fleet.replicas()) == 2, "both replicas are there", UP_SECONDS)
 
 
 def _known_chunks(fleet: FleetJob) -> list[int]:

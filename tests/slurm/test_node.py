@@ -32,6 +32,7 @@ class World:
     healthy: bool = True
     time: float = 0.0
     next_port: int = 100
+    asked: list[str] = field(default_factory=list)
 
     def start(self, name: str, command: Command) -> FakePart:
         self.told.append(f"start {name}")
@@ -47,6 +48,7 @@ class World:
         return range(self.next_port - count, self.next_port)
 
     def is_healthy(self, url: str) -> bool:
+        self.asked.append(url)
         return self.healthy
 
     def note_segments(self) -> None:
@@ -126,6 +128,51 @@ def test_a_server_that_ends_takes_its_engines_with_it_and_pauses_longer() -> Non
     world.time = 30.0
     running.tick()
     assert world.heard()[0] == "start lmcache"
+
+
+def test_an_engine_that_hangs_at_its_start_is_started_again() -> None:
+    world = World()
+    running = up(world, start_seconds=60.0, replicas=1)
+    port = world.parts["engine-0"].command.words[
+        world.parts["engine-0"].command.words.index("--port") + 1
+    ]
+    world.asked, world.healthy, world.time = [], False, 120.0
+    running.tick()
+    assert (world.heard(), world.asked) == ([], [])  # slow is not hung
+    world.time = 121.0
+    running.tick()
+    assert [line for line in world.heard() if "segments" not in line] == [
+        "stop announce-0",
+        "stop engine-0",
+    ]
+    assert world.asked == [f"http://10.0.0.1:{port}/health"]
+    world.time = 123.0
+    running.tick()
+    assert world.heard() == ["start engine-0", "start announce-0"]
+
+
+def test_an_engine_that_came_up_is_left_to_the_announcer_and_the_router() -> None:
+    world = World()
+    running = up(world, start_seconds=60.0)
+    world.time = 121.0
+    running.tick()
+    world.healthy, world.time = False, 100_000.0
+    running.tick()
+    assert [line for line in world.heard() if "segments" not in line] == []
+
+
+def test_a_server_that_hangs_at_its_start_is_started_again() -> None:
+    world = World(healthy=False)
+    starting = node(world, start_seconds=60.0)
+    starting.tick()
+    world.time = 121.0
+    starting.tick()
+    assert world.heard() == ["start lmcache", "stop lmcache"]
+    world.healthy, world.time = True, 152.0
+    starting.tick()
+    starting.tick()
+    assert world.heard()[0] == "start lmcache"
+    assert not starting.is_hopeless
 
 
 def test_what_ends_too_often_is_given_up_and_the_rest_goes_on() -> None:
