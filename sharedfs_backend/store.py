@@ -9,8 +9,8 @@ Everything that does I/O runs on the runtime's lanes; `tick` and the calls above
 hung file system stalls nobody beyond a deadline (I6). Failures are misses or dropped stores,
 counted by kind. Usable from any thread; a forked child gets parts of its own on first use.
 
-No LMCache and no torch here: buffers are buffers, keys are 16 bytes. A key of another length is
-the caller's mistake: ValueError, at once, before anything is begun.
+No LMCache and no torch here: buffers are buffers, keys are 16 bytes. A key of another length or
+type is the caller's mistake: ValueError or TypeError, at once, before anything is begun.
 """
 
 from __future__ import annotations
@@ -57,7 +57,13 @@ class ChunkId:
 
 
 def _check_keys(keys: Sequence[bytes]) -> None:
-    """Raises ValueError unless every key is a chunk key: chunks are told apart by nothing else."""
+    """Raises ValueError unless every key is a chunk key: chunks are told apart by nothing else.
+    TypeError for what only looks like one: a bytearray has no hash, which none but a worker would
+    notice, in the midst of other callers' chunks."""
+    if not set(map(type, keys)) <= {bytes}:
+        for index, key in enumerate(keys):
+            if not isinstance(key, bytes):
+                raise TypeError(f"key {index} of {len(keys)} is no bytes: {type(key).__name__}")
     if set(map(len, keys)) <= {KEY_BYTES}:
         return
     index, length = next((i, len(key)) for i, key in enumerate(keys) if len(key) != KEY_BYTES)
@@ -255,7 +261,11 @@ class Store:
             for key, buffer in zip(keys, buffers, strict=True)
         ]
         task = self.submit_load(items, realm=realm, deadline_seconds=deadline_seconds)
-        task.wait()
+        try:
+            task.wait()
+        except BaseException:  # a signal handler's: the buffers are the caller's again (I7)
+            task.cancel()
+            raise
         return task.results
 
     def submit_put(
@@ -281,7 +291,12 @@ class Store:
         parts = self._open()
         done = parts.runtime.waiter()
         task = self.submit_put(items, realm=realm, on_done=lambda _: done.set())
-        if not done.wait(timeout_seconds):
+        try:
+            in_time = done.wait(timeout_seconds)
+        except BaseException:  # a signal handler's: the buffers are the caller's again (I7)
+            task.cancel()
+            raise
+        if not in_time:
             task.cancel()
             task.failed = task.failed or f"not done within {timeout_seconds:g} s"
         return task
