@@ -16,7 +16,12 @@ import typer
 
 from sharedfs_backend import tools
 from sharedfs_backend.cli import fitting, staging
-from sharedfs_backend.cli.options import require_directory, settings_for, stripe_layout
+from sharedfs_backend.cli.options import (
+    require_directory,
+    settings_for,
+    share_as_the_namespace,
+    stripe_layout,
+)
 from sharedfs_backend.cli.output import Output, Status
 from sharedfs_backend.cli.sizes import parse_size, show_size
 from sharedfs_backend.exceptions import SharedFSError
@@ -86,6 +91,7 @@ def init(
         cap_bytes = None if cap is None else parse_size("--cap", cap)
         dataclasses.replace(settings, cap_bytes=cap_bytes)  # checks its bounds
         layout = None if stripe is None else stripe_layout(stripe)
+        share_as_the_namespace(settings)
         _show_listing(output, tools.init(settings, cap_bytes=cap_bytes, layout=layout))
         return Status.OK
 
@@ -171,6 +177,7 @@ def reindex(
     def act(output: Output) -> Status:
         settings = _settings(root, secret_file, profile, config, assign)
         require_directory(settings)
+        share_as_the_namespace(settings)
         with output.progress("reindexing", "packs") as progress:
             report = tools.reindex(settings, progress=progress)
         _show_report(output, report)
@@ -223,6 +230,7 @@ def gc(
         settings = _settings(root, secret_file, profile, config, assign)
         require_directory(settings)
         to_bytes = None if to is None else parse_size("--to", to)
+        share_as_the_namespace(settings)
         with output.progress("waiting", "seconds") as progress:
             done = tools.gc(settings, to_bytes=to_bytes, watch=watch, progress=progress)
         _show_collected(output, done)

@@ -10,7 +10,7 @@ import os
 import time
 from dataclasses import replace
 
-from sharedfs_backend.cli.options import require_directory
+from sharedfs_backend.cli.options import require_directory, share_as_the_namespace
 from sharedfs_backend.cli.output import Output, Status
 from sharedfs_backend.cli.sizes import show_size
 from sharedfs_backend.exceptions import ConfigError
@@ -36,6 +36,7 @@ def stage_and_show(
     if deadline_seconds is not None and not deadline_seconds > 0:
         raise ConfigError(f"--deadline = {deadline_seconds:g}: give a number of seconds above 0")
     require_directory(source)
+    share_as_the_namespace(target)
     if deadline_seconds is not None:
         deadline_seconds = max(LEAST_SECONDS, deadline_seconds - process_seconds())
     run = stage_over_ray if over_ray else stage

@@ -237,6 +237,24 @@ def test_gc_sweeps_down_to_the_size_asked_for(tmp_path: Path) -> None:
     assert answer("ls", tmp_path)["pack_count"] == 0
 
 
+def test_what_an_operator_writes_can_be_read_by_who_reads_the_namespace(tmp_path: Path) -> None:
+    # Root's umask is often 077: `gc` then left a journal and a snapshot that the engines could not
+    # read, so that none stored below the cap any more, and `init --cap` settings that kept them
+    # from starting.
+    before = os.umask(0o022)
+    try:
+        root = tmp_path / "kv"
+        assert sharedfs("init", root).exit_code == Status.OK
+        Client(root).put(chunks_of(8))
+        setters = [word for name, value in QUICK.items() for word in ("--set", f"{name}={value}")]
+        for command in (["init", "--cap", "1GiB"], ["gc"], ["reindex"]):
+            os.umask(0o077)
+            assert sharedfs(command[0], root, *command[1:], *setters).exit_code == Status.OK
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in root.rglob("*")} == {0o644, 0o755}
+
+
 def test_an_interrupted_command_says_so_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
