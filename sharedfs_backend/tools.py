@@ -178,8 +178,8 @@ def verify(
 ) -> Report:
     """Check every pack's header, trailer and (unless `payload` is False) every chunk's bytes.
 
-    Kinds counted: `invalid` packs, `damaged` chunks, `unnamed` packs (in no record), `missing`
-    packs (recorded, not there), `unreadable`.
+    Kinds counted: `invalid` packs, `damaged` chunks, `unnamed` packs (in no record, so perhaps half
+    written), `missing` packs (recorded, not there), `unreadable`.
     """
     report = Report()
     with opened(settings) as parts:
@@ -207,7 +207,8 @@ def _verify_pack(parts: Parts, name: PackName, report: Report, payload: bool) ->
     known = parts.ledger.pack(name)
     if known is not None and known.dropped:
         return  # on its way out
-    if known is None or not known.committed:
+    is_named = known is not None and known.committed
+    if not is_named:
         report.problem(name.path, "unnamed", "no journal or snapshot names it (being written?)")
     try:
         header = read_header(parts.watched, parts.seal, name)
@@ -216,7 +217,8 @@ def _verify_pack(parts: Parts, name: PackName, report: Report, payload: bool) ->
         if payload:
             _verify_payload(parts, name, header, report)
     except FormatError as error:
-        report.problem(name.path, "invalid", str(error))
+        if is_named:  # else it has no trailer yet, or never will: no damage, and said above
+            report.problem(name.path, "invalid", str(error))
     except FileFailure as failure:
         if failure.kind is not FailureKind.MISSING:
             report.problem(name.path, "unreadable", str(failure))
@@ -247,7 +249,6 @@ def reindex(settings: Settings, *, progress: Progress = lambda done, total: None
     """Record every complete pack that no journal and no snapshot names. Removes nothing.
 
     Directories of the namespace that were lost are made again.
-
     Kinds counted: `adopted`, `invalid`, `unreadable`. A pack that is being written has no trailer
     yet and is left alone as invalid; one whose drop is on record stays dropped (I1).
     """
@@ -289,7 +290,6 @@ def _adopt(parts: Parts, commits: list[PackCommit], report: Report) -> None:
         return
     batch = tuple(commits)
     commits.clear()
-
     told: list[bool] = []
     waiter = parts.runtime.waiter()
 

@@ -198,6 +198,16 @@ def test_verify_names_the_damaged_pack(tmp_path: Path) -> None:
     assert str(pack) in result.stdout and "fail their checksum" in result.stdout
 
 
+def test_a_pack_that_is_being_written_is_no_damage(tmp_path: Path) -> None:
+    writing = Client(tmp_path)
+    writing.put(chunks_of(8))
+    (pack,) = [path for path in (tmp_path / "packs").rglob("*") if path.is_file()]
+    begun = pack.with_name(f"{pack.name[:-1]}9")
+    begun.write_bytes(pack.read_bytes()[:6000])
+    result = sharedfs("verify", tmp_path, "--json")
+    assert (result.exit_code, json.loads(result.stdout)["counts"]) == (Status.OK, {"unnamed": 1})
+
+
 def test_verify_of_headers_alone_reads_no_payload(tmp_path: Path) -> None:
     Client(tmp_path).put(chunks_of(8))
     flip_payload(tmp_path)
