@@ -30,6 +30,7 @@ from sharedfs_backend.layout import (
     REALMS,
     SETTINGS,
     SNAPSHOTS,
+    BadChecksum,
     FormatError,
     NewerVersion,
     Seal,
@@ -110,6 +111,7 @@ def open_namespace(files: Files, settings: Settings, *, create: bool = True) -> 
     if data is None or not _is_ours(files, data, seal, settings.root):
         if not create and not _has_directories(files):
             raise _missing(settings.root)
+        _require_same_secret(files, seal, settings.root)
         _create(files, seal, len(data or b""))
     try:
         record = newest_settings(files, seal)
@@ -164,6 +166,34 @@ def _is_ours(files: Files, data: bytes, seal: Seal, root: str) -> bool:
             reason = "it was made with another secret: use the same secret_file everywhere"
         raise SecretMismatch(f"{root}: {reason}")
     return True
+
+
+def _require_same_secret(files: Files, seal: Seal, root: str) -> None:
+    """Whoever writes a lost NAMESPACE.json again says which secret the namespace has: it must be
+    the one that its settings are sealed with, or everybody else is locked out."""
+    try:
+        found = recognised(parse_settings_name, files.list(SETTINGS))
+    except FileFailure as failure:
+        if failure.kind is not FailureKind.MISSING:
+            raise
+        return
+    others: list[str] = []
+    for number, writer in found:
+        data = _read_small(files, settings_path(number, writer))
+        try:
+            decode_settings(data or b"", seal)
+        except BadChecksum:
+            others.append(settings_path(number, writer))
+        except FormatError:
+            continue
+        else:
+            return
+    if others:
+        raise SecretMismatch(
+            f"{root}: {NAMESPACE_PATH} is lost, and {others[0]} is sealed with another secret: use "
+            "the secret_file of the engines that were here before, or none if they had none; if "
+            "they are right, that file is damaged: remove it"
+        )
 
 
 def _has_directories(files: Files) -> bool:

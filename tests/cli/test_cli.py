@@ -141,6 +141,26 @@ def test_a_secret_that_is_not_the_namespaces_is_an_error_with_the_remedy(tmp_pat
     assert sharedfs("ls", root, "--secret-file", tmp_path / "right").exit_code == Status.OK
 
 
+@pytest.mark.parametrize("has_secret", [True, False])
+@pytest.mark.parametrize("left", [None, b"garbage"])
+def test_a_lost_namespace_file_is_not_written_again_under_another_secret(
+    tmp_path: Path, has_secret: bool, left: bytes | None
+) -> None:
+    # Whoever came first decided, and locked out all engines with the right one.
+    (tmp_path / "secret").write_text("secret")
+    root, secret = tmp_path / "kv", ["--secret-file", tmp_path / "secret"]
+    right, wrong = (secret, []) if has_secret else ([], secret)
+    assert sharedfs("init", root, *right).exit_code == Status.OK
+    before = (root / NAMESPACE_PATH).read_bytes()
+    (root / NAMESPACE_PATH).unlink()
+    if left is not None:
+        (root / NAMESPACE_PATH).write_bytes(left)
+    error = answer("reindex", root, *wrong)["error"]
+    assert error["kind"] == "SecretMismatch" and "NAMESPACE.json is lost" in error["message"]
+    assert sharedfs("reindex", root, *right).exit_code == Status.OK
+    assert (root / NAMESPACE_PATH).read_bytes().strip() == before.strip()
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
