@@ -70,7 +70,7 @@ class Refusal(enum.Enum):
 
     STALE = "no complete pass over the journals lately"
     UNREAD = (
-        "a journal cannot be read, so nobody knows how much is stored: "
+        "a journal or snapshot cannot be read, so nobody knows how much is stored: "
         "the log names it and what to do"
     )
     SPENT = "this pass's credit is spent"

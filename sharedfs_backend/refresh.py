@@ -141,10 +141,7 @@ class Refresher:
             self._poll(self._todo.pop())
         awaited = self._awaited(self._runtime.now())
         if self._snapshots_wanted or awaited:
-            self._snapshots_wanted = False
-            if not self._snapshots.read_new():
-                self._pass_failed = True
-                self._snapshots_wanted = True
+            self._read_snapshots()
         return self._end_pass()
 
     def _begin_pass(self, now: float) -> None:
@@ -160,13 +157,11 @@ class Refresher:
             self._snapshots_wanted = True
         elif self._snapshots_wanted:
             # cold: snapshots first, so that only the journals' uncovered rest is read
-            self._snapshots_wanted = False
-            if not self._snapshots.read_new():
-                self._pass_failed = True
-                self._snapshots_wanted = True
+            self._read_snapshots()
         look_at_dead = self._all_wanted_at is not None or self.passes_begun % DEAD_POLL_PASSES == 1
         views = self._ledger.writers()
-        self.unread.keep_only({view.writer for view in views if not view.vanished})
+        journals = {journal_path(view.writer) for view in views if not view.vanished}
+        self.unread.keep_only(journals | {name.path for name in self._snapshots.unreadable})
         if self._lost_since is not None and self._pass_failed:
             return  # nobody is taken to be gone because a directory is
         for view in views:
@@ -177,6 +172,14 @@ class Refresher:
             else:
                 self._missed_dead = True
         self._todo.sort(key=lambda _: self._runtime.random_bytes(2))
+
+    def _read_snapshots(self) -> None:
+        self._snapshots_wanted = False
+        if not self._snapshots.read_new():
+            self._pass_failed = True
+            self._snapshots_wanted = True
+        for name, failure in self._snapshots.unreadable.items():
+            self.unread.failed(name.path, failure, self._runtime.now())
 
     def _listed(self, now: float) -> list[str]:
         """What lies in journals/. Where the directory itself was removed, nothing; but that may be
@@ -244,7 +247,7 @@ class Refresher:
             handle = self._files.open_read(journal_path(writer))
         except FileFailure as failure:
             if failure.kind is FailureKind.MISSING:
-                self.unread.settled(writer)
+                self.unread.settled(journal_path(writer))
                 self._ledger.retire(writer)
                 if not self._snapshots.covers(writer):
                     self._awaiting[writer] = self._runtime.now() + AWAIT_SECONDS
@@ -267,7 +270,7 @@ class Refresher:
         if data is not None:
             # What was read is as old as the open at worst: this process may have been frozen since.
             self._ledger.polled(writer, begun, offset + len(data))
-            self.unread.settled(writer)
+            self.unread.settled(journal_path(writer))
 
     def _read_on(self, handle: object, offset: int) -> bytes:
         """What is there from `offset` on. Reads beyond the first are paid for afterwards."""
@@ -316,8 +319,8 @@ class Refresher:
         """What the dead may still say is needed for a whole pass only, not for a good one."""
         if self._ledger.is_dead(writer):
             self._missed_dead = True
-            self.unread.settled(writer)  # nobody waits for it
+            self.unread.settled(journal_path(writer))  # nobody waits for it
         else:
             self._pass_failed = True
-            self.unread.failed(writer, failure, self._runtime.now())
+            self.unread.failed(journal_path(writer), failure, self._runtime.now())
         self._stats.failed(failure, "reading a journal")

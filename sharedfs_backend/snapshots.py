@@ -129,6 +129,8 @@ class SnapshotReader:
         self.verified_at: dict[SnapshotName, float] = {}
         self.newer: frozenset[SnapshotName] = frozenset()
         """Written by a later version: not understood, and not to be touched."""
+        self.unreadable: dict[SnapshotName, FileFailure] = {}
+        """Listed, and the last look at them failed. Replaced, never changed in place."""
 
     def covers(self, writer: str) -> bool:
         """Some snapshot adopted here covers this writer's journal."""
@@ -168,7 +170,11 @@ class SnapshotReader:
             data = read_whole(files, name.path, SNAPSHOT_BYTES_MAX)
         except FileFailure as failure:
             self._stats.failed(failure, "reading a snapshot")
-            return failure.kind is FailureKind.MISSING
+            if failure.kind is FailureKind.MISSING:
+                return True
+            with self._lock:
+                self.unreadable = {**self.unreadable, name: failure}
+            return False
         self.noted(name, len(data))
         try:
             snapshot = decode_snapshot(data, self._seal)
@@ -205,10 +211,13 @@ class SnapshotReader:
         """The size of a file just read or written."""
         with self._lock:
             self._sizes[name] = nbytes
+            if name in self.unreadable:
+                self.unreadable = {n: why for n, why in self.unreadable.items() if n != name}
         self._tell_sizes()
 
     def removed(self, name: SnapshotName) -> None:
-        self._keep_only({*self.adopted, *self._invalid, *self.newer, *self._sizes} - {name})
+        known = {*self.adopted, *self._invalid, *self.newer, *self.unreadable, *self._sizes}
+        self._keep_only(known - {name})
 
     def _keep_only(self, names: set[SnapshotName]) -> None:
         """What is known of other files is forgotten."""
@@ -219,6 +228,8 @@ class SnapshotReader:
                 self.verified_at = {n: at for n, at in self.verified_at.items() if n in names}
                 self._sizes = {n: size for n, size in self._sizes.items() if n in names}
                 self._invalid = {n: found for n, found in self._invalid.items() if n in names}
+            if not self.unreadable.keys() <= names:
+                self.unreadable = {n: why for n, why in self.unreadable.items() if n in names}
             self.newer &= names
         self._tell_sizes()
 

@@ -120,6 +120,36 @@ def test_with_the_journal_restored_or_removed_stores_go_on(tmp_path: Path, remed
     assert submit(client).stored == [True, True]
 
 
+@pytest.mark.parametrize("remedy", ["restored", "removed"])
+def test_a_snapshot_unreadable_for_a_lease_is_named_too_and_stores_go_on_without_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, remedy: str
+) -> None:
+    # It held up every pass for ever, and nobody was told which file it was.
+    made: list[FaultyFiles] = []
+
+    def wrap(inner: Files) -> FaultyFiles:
+        made.append(FaultyFiles(inner))
+        return made[-1]
+
+    writer = Client(tmp_path, 8)
+    writer.put(chunks_of(1, seed=8))
+    writer.refresh()
+    name = writer.store.parts.snapshotter.write("8" * 16)
+    assert name is not None
+    client = Client(tmp_path, wrap=wrap, cap_bytes=CAP)
+    made[0].fail("read", FailureKind.IO, path=name.path)
+    client.pass_time(200.0, step=5.0)
+    (said,) = (line for line in caplog.messages if "remove it" in line)
+    assert said.startswith(f"{name.path} cannot be read")
+    refused = submit(client)
+    assert refused.failed is not None and "the log names it" in refused.failed
+    made[0].heal()
+    if remedy == "removed":
+        (tmp_path / name.path).unlink()
+    client.pass_time(150.0, step=1.0)
+    assert submit(client).stored == [True, True]
+
+
 def test_a_journal_that_only_times_out_is_not_called_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
