@@ -46,6 +46,14 @@ _UNFORESEEABLE = (
     "echo",
 )
 """Fields with which an engine's prompt is not only the model's files' business."""
+_NOT_FOR_TEMPLATES = frozenset(
+    (
+        "chat_template", "tokenize", "tokenizer_kwargs", "padding", "truncation", "max_length",
+        "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    )
+)  # fmt: skip
+"""What `chat_template_kwargs` must not reach: arguments of the renderer itself. A client's own
+template would run here, for as long and in as much memory as it likes. vLLM refuses it."""
 _KEPT = ("name", "tool_call_id", "reasoning", "reasoning_content")
 """Beside role, content and tool calls, what templates may see of a message."""
 
@@ -68,6 +76,9 @@ def open_tokenizer(path: str) -> Tokenizer:
 def kind_of(path: bytes, fields: Mapping[str, Any]) -> Kind | None:
     """The kind of a request's prompt; None where its tokens cannot be foreseen."""
     if any(fields.get(name) for name in _UNFORESEEABLE):
+        return None
+    more = fields.get("chat_template_kwargs")
+    if type(more) is dict and not _NOT_FOR_TEMPLATES.isdisjoint(more):
         return None
     path = path.partition(b"?")[0]
     if path == b"/v1/chat/completions":
@@ -129,7 +140,7 @@ def _tool(tool: Any) -> Any:
 
 
 def _message(message: Any) -> dict[str, Any] | None:
-    """The message as vLLM hands it to a template; None where it holds more than one text."""
+    """The message as vLLM hands it to a template; None where it holds anything but one text."""
     if type(message) is not dict:
         return None
     content = message.get("content")
@@ -138,7 +149,7 @@ def _message(message: Any) -> dict[str, Any] | None:
         if len(content) != 1 or len(texts) != 1:
             return None
         content = texts[0]
-    if content is None:
+    elif content is None:
         content = ""
     if type(content) is not str:
         return None

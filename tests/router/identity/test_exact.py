@@ -217,6 +217,17 @@ def test_one_text_part_is_the_text_and_more_is_not_foreseeable(tokenizer: Tokeni
     assert ids_of(tokenizer, Kind.CHAT, {"messages": [{**user(""), "content": [part] * 2}]}) is None
 
 
+@pytest.mark.parametrize(
+    "part",
+    [{"type": "image_url", "image_url": {"url": "data:x"}}, {"type": "refusal", "refusal": "x"}],
+)
+def test_a_part_alone_that_is_no_text_is_not_foreseeable(
+    tokenizer: Tokenizer, part: dict[str, Any]
+) -> None:
+    messages = [user("x"), {**user(""), "content": [part]}]
+    assert ids_of(tokenizer, Kind.CHAT, {"messages": messages}) is None
+
+
 def test_a_template_that_raises_is_not_foreseeable(tokenizer: Tokenizer) -> None:
     messages = [{**user("x"), "tool_calls": [{"function": 3}]}]
     assert ids_of(tokenizer, Kind.CHAT, {"messages": messages}) is None
@@ -232,6 +243,9 @@ def test_a_template_that_raises_is_not_foreseeable(tokenizer: Tokenizer) -> None
         (COMPLETION, {"prompt": ["x", "y"]}, None),
         (COMPLETION, {"prompt": "x", "truncate_prompt_tokens": 5}, None),
         (CHAT, {"messages": [], "chat_template": "x"}, None),
+        (CHAT, {"messages": [], "chat_template_kwargs": {"x": 1}}, Kind.CHAT),
+        (CHAT, {"messages": [], "chat_template_kwargs": {"chat_template": "x"}}, None),
+        (CHAT, {"messages": [], "chat_template_kwargs": {"tokenizer_kwargs": {}}}, None),
         (b"/v1/embeddings", {"input": "x"}, None),
     ],
 )
