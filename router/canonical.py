@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any
 
 import xxhash
 
 MEDIA_BYTES = 2048
 """What one image counts as, about 500 tokens: engines spend 250 to 2,500 on one."""
+MEDIA_MAX = 2048
+"""Media of one request that count so; more are their digests alone. A body holds half a million
+references to media, of a few bytes each: gigabytes here, else."""
 TOKEN_BYTES = 4
 """Canonical bytes of one id in a prompt given as token ids."""
 
@@ -71,9 +75,10 @@ def _batch(prompts: list[Any]) -> tuple[bytes, int | None]:
 def _conversation(fields: Mapping[str, Any], messages: Any) -> str:
     """System text, tools, messages, as templates order them."""
     parts: list[str] = []
+    media = count()
     for name in ("instructions", "system"):  # of /v1/responses and of /v1/messages
         if fields.get(name):
-            parts += ("\x1e", "system", "\x1f", _text(fields[name]))
+            parts += ("\x1e", "system", "\x1f", _text(fields[name], media))
     tools = fields.get("tools")
     tools_due = bool(tools)
     for message in messages or ():
@@ -83,7 +88,7 @@ def _conversation(fields: Mapping[str, Any], messages: Any) -> str:
             tools_due = False
         parts += ("\x1e", role, "\x1f")
         content = message.get("content")
-        parts.append(content if type(content) is str else _text(content))
+        parts.append(content if type(content) is str else _text(content, media))
         if len(message) > 2:
             _rest(message, parts)
     if tools_due:
@@ -98,29 +103,30 @@ def _rest(message: Mapping[str, Any], parts: list[str]) -> None:
             parts += ("\x1f", name, "\x1f", value if type(value) is str else as_json(value))
 
 
-def _text(content: Any) -> str:
-    """A message's content as one text: a string, nothing, or parts."""
+def _text(content: Any, media: Iterator[int]) -> str:
+    """A message's content as one text: a string, nothing, parts. `media` counts the request's."""
     if type(content) is str:
         return content
     if content is None:
         return ""
-    return "".join([_part(part) for part in content])
+    return "".join([_part(part, media) for part in content])
 
 
-def _part(part: Any) -> str:
+def _part(part: Any, media: Iterator[int]) -> str:
     if type(part) is str:
         return part
     text = part.get("text")
     if type(text) is str:
         return text
     kind = part.get("type")
-    media = part.get(_MEDIA[kind]) if kind in _MEDIA else None
-    if media is None:
+    found = part.get(_MEDIA[kind]) if kind in _MEDIA else None
+    if found is None:
         return as_json(part)
-    if type(media) is dict:
-        media = media.get("url") or media.get("data") or as_json(media)
-    digest = xxhash.xxh3_128_hexdigest(as_bytes(media))
-    return f"\x1f{kind}\x1f" + digest * (MEDIA_BYTES // len(digest))
+    if type(found) is dict:
+        found = found.get("url") or found.get("data") or as_json(found)
+    digest = xxhash.xxh3_128_hexdigest(as_bytes(found))
+    times = MEDIA_BYTES // len(digest) if next(media) < MEDIA_MAX else 1
+    return f"\x1f{kind}\x1f" + digest * times
 
 
 def as_bytes(text: str) -> bytes:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router import prefix
-from router.canonical import MEDIA_BYTES
+from router.canonical import MEDIA_BYTES, MEDIA_MAX
 from router.prefix import BLOCK_BYTES, VALUES_MAX, Parsed, _decoded, ask_of, parse
 
 CHAT = b"/v1/chat/completions"
@@ -94,6 +94,13 @@ def test_an_image_is_known_by_its_bytes_and_weighs_some_hundred_tokens() -> None
     small, large = picture("AAAA"), picture("AAAA" * 100_000)
     assert small.canonical_bytes == large.canonical_bytes >= MEDIA_BYTES
     assert set(small.ask_blocks).isdisjoint(large.ask_blocks)
+
+
+@pytest.mark.parametrize("messages", [1, 4 * MEDIA_MAX])
+def test_more_images_than_a_prompt_can_have_take_no_more_memory(messages: int) -> None:
+    part = {"type": "image_url", "image_url": "a"}
+    asked = [user([part] * (4 * MEDIA_MAX // messages))] * messages
+    assert chat(*asked).canonical_bytes <= 2 * MEDIA_MAX * MEDIA_BYTES
 
 
 def test_a_prompt_of_token_ids_is_counted_exactly() -> None:
