@@ -139,7 +139,8 @@ class Fleet:
         """Who may be chosen; load and what was learned stay as they are."""
         known = self._replicas.get(replica)
         if known is not None:
-            known.state, self._takers = state, None
+            known.goes(state)
+            self._takers = None
 
     def choose(
         self, ask: Ask, now: float, *, exclude: frozenset[str] = frozenset()

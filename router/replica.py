@@ -16,10 +16,12 @@ from router.load import Load
 from router.outcome import Observation, ReplicaState
 from router.policies import Standing
 from router.shadow import Holder, shared_run
+from router.tickets import Ticket
 from sharedfs_backend.economics import Loading, Prefill
 
 EXACT_BLOCKS_MAX = 1 << 20
 """Of one replica; past it the engine's events are no longer believed complete."""
+NO_TICKETS: frozenset[Ticket] = frozenset()
 GPU_TOKENS_MAX = float(1 << 26)
 """What metrics may say a GPU holds: our memory of it is bounded by that, and no GPU holds more."""
 KNOWN_PREFILLS = 20
@@ -44,6 +46,8 @@ class Replica:
         self.place = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
         self.state = ReplicaState.READY
         self.load = Load()
+        self._before_trial: frozenset[Ticket] = NO_TICKETS
+        """Without a first token since before it half-opened: they may wait for good."""
         self.trust = Trust()
         self.gpu = Holder(0)
         self.host = Holder(0)
@@ -78,11 +82,20 @@ class Replica:
         """Whether enough prefills were seen to say something of others."""
         return self.speed.prefills >= KNOWN_PREFILLS
 
+    def goes(self, state: ReplicaState) -> None:
+        """Into another state."""
+        is_trial = state is ReplicaState.HALF_OPEN
+        if not is_trial:
+            self._before_trial = NO_TICKETS
+        elif self.state is not state:
+            self._before_trial = frozenset(self.load.pending)
+        self.state = state
+
     def takes_requests(self) -> bool:
-        """Whether it may be chosen; half open it gets one at a time. Streams that have begun, from
-        before it opened, do not count: they may go on for minutes."""
+        """Whether it may be chosen; half open it gets one at a time. What was sent there before
+        does not count: streams may go on for minutes, and what it forgot is never answered."""
         if self.state is ReplicaState.HALF_OPEN:
-            return not self.load.pending
+            return self.load.pending.keys() <= self._before_trial
         return self.state is ReplicaState.READY
 
     def standing(self, matched_tokens: float, now: float) -> Standing:

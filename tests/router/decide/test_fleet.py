@@ -178,6 +178,18 @@ def test_a_half_open_replica_gets_one_request_at_a_time() -> None:
     assert sent(made, ask(2), 1.0).replica == "a"
 
 
+def test_a_request_from_before_it_opened_keeps_no_half_open_replica_from_its_trial() -> None:
+    made = fleet("a")
+    hung = sent(made, ask(1), 0.0)
+    for state in (ReplicaState.DOWN, ReplicaState.HALF_OPEN):
+        made.set_state("a", state)
+    trial = sent(made, ask(2), 1.0)
+    assert made.choose(ask(3), 1.0) is None
+    made.released(trial.ticket, 2.0)
+    assert sent(made, ask(3), 2.0).replica == "a"
+    assert hung.ticket.is_open
+
+
 def test_a_retry_goes_to_another_replica() -> None:
     made = fleet()
     first = sent(made, long(1), 0.0)
