@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeVar
 
@@ -35,6 +35,11 @@ PATIENCE_SECONDS = 0.25
 """From a look-up's start until old addresses are used meanwhile."""
 LOOKUP_SECONDS_MAX = 4.0
 """The same without any: who waits hears which name it was before its own time, 5 s, is up."""
+ADDRESS_SECONDS = 1.0
+"""For a connection to an address where there are others: one that drops everything, as IPv6 often
+does, must leave them their share of the caller's 5 s."""
+SILENT_SECONDS = 60.0
+"""So long an address that took more is tried after the others."""
 NAMES_MAX = 2048
 """Twice the longest list of replicas: all of them may change at once."""
 
@@ -67,6 +72,8 @@ class _Name:
     """No look-up before."""
     trouble: str = ""
     began_at: float = 0.0
+    silent_until: dict[str, float] = field(default_factory=dict)
+    """Addresses that did not answer in time."""
     pending: asyncio.Future[None] | None = None
     """The look-up under way; done when it has ended, however."""
 
@@ -91,18 +98,26 @@ class Resolver:
 
     async def connected(self, host: str, connect: Callable[[str], Awaitable[T]]) -> T:
         """What `connect` makes of the first of a host's addresses that takes it. OSError where
-        none does. A peer that fails at TLS is there: no other is tried."""
+        none does. A peer that fails at TLS is there: no other is tried. One that says nothing for
+        `ADDRESS_SECONDS` is left for the next."""
         if is_address(host):
             return await connect(host)
         troubles = []
-        for address in await self.addresses(host):
+        addresses = await self.addresses(host)
+        silent, now = self._known(host).silent_until, self._now()
+        order = sorted(addresses, key=lambda address: silent.get(address, now) > now)
+        for address in order:
             try:
-                return await connect(address)
+                async with asyncio.timeout(None if address == order[-1] else ADDRESS_SECONDS):
+                    return await connect(address)
             except ssl.SSLError:
                 raise
+            except TimeoutError:
+                silent[address] = self._now() + SILENT_SECONDS
+                troubles.append(f"{address} does not answer")
             except OSError as error:
-                troubles.append(error)
-        raise OSError("; ".join(dict.fromkeys(map(str, troubles))))
+                troubles.append(str(error))
+        raise OSError("; ".join(dict.fromkeys(troubles)))
 
     async def addresses(self, name: str) -> tuple[str, ...]:
         """At least one; ResolveError where there is none. However many ask, and whoever of them
@@ -157,6 +172,8 @@ class Resolver:
         now = self._now()
         if found:
             known.addresses, known.found_at = found, now
+            silent = known.silent_until
+            known.silent_until = {each: silent[each] for each in found if each in silent}
         known.trouble = trouble
         known.quiet_until = now + (FRESH_SECONDS if found else PAUSE_SECONDS)
         assert known.pending is not None

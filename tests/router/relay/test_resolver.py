@@ -18,6 +18,7 @@ from router.relay.resolver import (
     LOOKUP_SECONDS_MAX,
     PATIENCE_SECONDS,
     PAUSE_SECONDS,
+    SILENT_SECONDS,
     STALE_SECONDS_MAX,
     ResolveError,
     Resolver,
@@ -110,6 +111,26 @@ async def test_old_addresses_are_used_when_a_look_up_fails(
     names.now += STALE_SECONDS_MAX
     with pytest.raises(ResolveError, match="cannot resolve a: "):
         await names.resolver.addresses("a")
+
+
+@over_sockets
+async def test_a_silent_address_leaves_the_next_its_time_and_is_then_tried_last(
+    names: NameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ADDRESS_SECONDS", 0.01)
+    tried: list[str] = []
+
+    async def connect(address: str) -> str:
+        tried.append(address)
+        if address == TWO[0]:
+            await asyncio.Event().wait()
+        return address
+
+    for _ in range(2):
+        assert await names.resolver.connected("a", connect) == TWO[1]
+    names.now += SILENT_SECONDS
+    assert await names.resolver.connected("a", connect) == TWO[1]
+    assert tried == [*TWO, TWO[1], *TWO]
 
 
 @over_sockets
