@@ -59,7 +59,10 @@ class Client:
         sock = transport.get_extra_info("socket")
         for level, option, value in KEEPALIVE_OPTIONS:
             sock.setsockopt(level, option, value)
-        if len(common.clients) > common.limits.connections_max or common.is_draining:
+        excess = len(common.clients) - common.limits.connections_max
+        if excess > common.limits.refused_max:
+            self._reset()
+        elif excess > 0 or common.is_draining:
             self._is_deaf = True
             self._say_and_leave(refusal(503, "too many connections"))
 

@@ -28,6 +28,9 @@ class Limits:
     """Fields in one head. Browsers and SDKs send 10 to 30."""
     connections_max: int = CONNECTIONS_MAX
     """Open clients. One more gets 503 and is closed."""
+    refused_max: int = 32
+    """Refused for being too many and not gone yet. One more is cut without a word: those that wait
+    for a refusal to be read must not take the descriptors probes and replicas need."""
     pipelined_max: int = 64
     """Requests of one client waiting for their turn; past it reading pauses."""
     idle_seconds: float = 75.0
