@@ -72,9 +72,10 @@ class Reader:
     def feed(self, data: bytes) -> None:
         """Reads on. After a refusal nothing more is to be fed."""
         was_in_head, had_body = self.is_in_head, self.incoming is not None
+        headers = self._headers
         try:
             self._feed(data)
-            if was_in_head and self.is_in_head:
+            if was_in_head and self.is_in_head and self._headers is headers:  # still the same head
                 self._count_wire(len(data), self._common.limits.head_bytes_max, 431)
             elif had_body and self.incoming is not None:
                 limit = CHUNKING_FACTOR_MAX * self._common.limits.body_bytes_max

@@ -99,11 +99,17 @@ async def test_a_head_that_grows_and_grows_is_refused() -> None:
         assert (await caller.rest()).startswith(b"HTTP/1.1 431 ")
 
 
+@pytest.mark.parametrize("torn_at", [0, 10])
 @over_sockets
-async def test_a_pipelined_head_behind_a_large_body_is_not_too_large() -> None:
+async def test_a_pipelined_head_behind_a_large_body_is_not_too_large(torn_at: int) -> None:
     director = ScriptedDirector(OK)
     async with relaying(director) as relay, calling(relay) as caller:
-        caller.send(post(bytes(200_000)) + GET[:20])
+        sent = post(bytes(100_000)) + GET[:20]
+        caller.send(sent[:torn_at])
+        await until(
+            lambda: any(client._phase == (1 if torn_at else 0) for client in relay._common.clients)
+        )
+        caller.send(sent[torn_at:])
         assert (await caller.response())[1] == b"ok"
         caller.send(GET[20:])
         assert (await caller.response())[1] == b"ok"
@@ -190,6 +196,23 @@ async def test_one_client_too_many_is_told_so() -> None:
         assert (await ask(relay, b"")).startswith(b"HTTP/1.1 503 ")
         one.send(GET)
         assert (await one.response())[1] == b"ok"
+
+
+@over_sockets
+async def test_a_flood_of_clients_is_cut_and_takes_no_descriptors() -> None:
+    limits = Limits(connections_max=1, refused_max=2)
+    async with relaying(ScriptedDirector(OK), limits) as relay, calling(relay) as first:
+        first.send(GET)
+        await first.response()
+        async with calling(relay) as second, calling(relay) as third:
+            for refused in (second, third):
+                assert (await refused.head()).startswith(b"HTTP/1.1 503 ")
+            for _ in range(20):
+                with pytest.raises(ConnectionResetError):
+                    await ask(relay, b"")
+            assert relay.connections <= 3
+        first.send(GET)
+        assert (await first.response())[1] == b"ok"
 
 
 @over_sockets
