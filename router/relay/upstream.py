@@ -194,7 +194,7 @@ class Upstream:
                 return False
             start = raw.index(b"\r\n\r\n", start) + 4
         ending = response_ending(self.method, self.status, self.headers)
-        if ending is None or self.status == 101 or start > self.pool.limits.head_bytes_max:
+        if ending is None or self.status < 200 or start > self.pool.limits.head_bytes_max:
             self._malformed(sink, "contradictory head")
             return False
         self.body_at = start

@@ -176,6 +176,7 @@ async def test_an_answer_that_has_begun_is_not_given_up() -> None:
         b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabc",
         b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nabc",
+        b"HTTP/1.1 099 Odd\r\ncontent-length: 0\r\n\r\n",
         b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
         b"HTTP/1.1 200 OK\ncontent-length: 3\n\nabc",
         b"\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc",
