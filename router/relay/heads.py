@@ -198,6 +198,26 @@ def response_ending(
     return Ending.CLOSED, 0
 
 
+def led_back(headers: Sequence[Header], attempt: Attempt) -> list[Header]:
+    """A redirect's headers. One to the replica itself leads to the same path here: clients need not
+    reach replicas, and shall not pass by. Engines redirect a path with a slash too many."""
+    return [
+        (name, _led_back(value, attempt) if name == b"location" else value)
+        for name, value in headers
+    ]
+
+
+def _led_back(location: bytes, attempt: Attempt) -> bytes:
+    scheme, _, rest = location.partition(b"://")
+    there, slash, path = rest.partition(b"/")
+    own = authority(attempt.host, attempt.port, attempt.is_tls)
+    is_there = scheme.lower() in (b"http", b"https") and there.lower() == own
+    target = slash + path if is_there else location
+    led = target.removeprefix(attempt.path_prefix)
+    is_below = target.startswith(attempt.path_prefix + b"/")
+    return led if is_below and not led.startswith(b"//") else location  # else another host's
+
+
 def response_head(
     status: int,
     reason: bytes,

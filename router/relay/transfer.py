@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from router.relay.common import Common, Incoming, log
 from router.relay.exchange import Attempt, Exchange, Failure, Header, Reply, Where
-from router.relay.heads import Ending, refusal, request_head, response_head
+from router.relay.heads import Ending, led_back, refusal, request_head, response_head
 from router.relay.upstream import Upstream
 
 if TYPE_CHECKING:
@@ -219,11 +219,14 @@ class Transfer:
         is_unchunked = incoming.is_http10 and upstream.ending == Ending.CHUNKED
         if upstream.ending == Ending.CLOSED or is_unchunked or common.is_draining:
             self._keeps_alive = False
+        headers = upstream.headers
+        if 300 <= upstream.status < 400:
+            headers = led_back(headers, self._attempt)
         upstream.pass_to(self._client.transport)
         return response_head(
             upstream.status,
             upstream.reason,
-            upstream.headers,
+            headers,
             self._attempt.response_headers,
             is_closing=not self._keeps_alive,
             drops_chunking=incoming.is_http10,

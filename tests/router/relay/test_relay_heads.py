@@ -12,6 +12,7 @@ from router.relay.heads import (
     Ending,
     Refused,
     authority,
+    led_back,
     origin_target,
     reply_bytes,
     request_head,
@@ -138,6 +139,28 @@ def test_what_is_added_replaces_what_the_replica_says_of_the_same_name() -> None
     added = [(b"x-who", b"a"), (b"x-why", b"so")]
     head = response_head(200, b"", headers, added, is_closing=False, drops_chunking=False)
     assert head == b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nx-who: a\r\nx-why: so\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "prefix,location,led",
+    [
+        (b"", b"http://replica:8000/v1/x?y", b"/v1/x?y"),
+        (b"", b"HTTPS://Replica:8000/v1/x", b"/v1/x"),
+        (b"", b"http://other:8000/v1/x", b"http://other:8000/v1/x"),
+        (b"", b"http://replica:8000//x", b"http://replica:8000//x"),
+        (b"", b"/v1/x", b"/v1/x"),
+        (b"", b"../x", b"../x"),
+        (b"/base", b"http://replica:8000/base/v1/x", b"/v1/x"),
+        (b"/base", b"/base/v1/x", b"/v1/x"),
+        (b"/base", b"http://replica:8000/bases", b"http://replica:8000/bases"),
+    ],
+)
+def test_a_redirect_to_the_replica_itself_leads_back_here(
+    prefix: bytes, location: bytes, led: bytes
+) -> None:
+    attempt = Attempt("replica", 8000, False, prefix)
+    headers = [(b"x", b"1"), (b"location", location)]
+    assert led_back(headers, attempt) == [(b"x", b"1"), (b"location", led)]
 
 
 def test_a_reply_to_head_has_a_length_and_no_body() -> None:
