@@ -36,6 +36,8 @@ EXACT_BYTES_MAX = 4 << 20
 """Longer prompts are weighed by their characters: tokenizing them takes a second."""
 WAITING_MAX = 64
 """Requests whose tokens are being found; more are weighed by their characters (I9)."""
+EXACT_SECONDS_MAX = 2.0
+"""A request waits no longer for its tokens, others' before it included: then its characters do."""
 THREADS = 2
 """Tokenizers release the interpreter lock; the relay needs a core too."""
 
@@ -164,9 +166,10 @@ class Exact:
             self._waiting += 1
             try:
                 loop = asyncio.get_running_loop()
-                made = await loop.run_in_executor(
-                    self._executor, self._exact, kind, parsed, adapter
-                )
+                work = loop.run_in_executor(self._executor, self._exact, kind, parsed, adapter)
+                made = await asyncio.wait_for(work, EXACT_SECONDS_MAX)
+            except TimeoutError:
+                made = None
             finally:
                 self._waiting -= 1
             if made is not None:

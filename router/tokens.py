@@ -54,6 +54,8 @@ _NOT_FOR_TEMPLATES = frozenset(
 )  # fmt: skip
 """What `chat_template_kwargs` must not reach: arguments of the renderer itself. A client's own
 template would run here, for as long and in as much memory as it likes. vLLM refuses it."""
+CHARACTERS_MAX = 8 << 20
+"""Of a rendered chat; what a template makes of documents and arguments nobody has measured."""
 _KEPT = ("name", "tool_call_id", "reasoning", "reasoning_content")
 """Beside role, content and tool calls, what templates may see of a message."""
 
@@ -107,7 +109,7 @@ def ids_of(tokenizer: Tokenizer, kind: Kind, fields: Mapping[str, Any]) -> list[
         text = tokenizer.apply_chat_template(messages, tokenize=False, **_options(fields))
     except Exception:  # a template may raise anything; the engine will say so to the client
         return None
-    if type(text) is not str:
+    if type(text) is not str or len(text) > CHARACTERS_MAX:
         return None
     return tokenizer.encode(text, add_special_tokens=special is True)
 

@@ -348,6 +348,26 @@ def test_more_waiting_requests_than_allowed_are_told_by_their_characters(
     assert kinds == [Kind.COMPLETION] * WAITING_MAX + [None] * (70 - WAITING_MAX)
 
 
+def test_a_request_does_not_wait_for_its_tokens_for_ever(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.exact.EXACT_SECONDS_MAX", 0.01)
+    exact = exact_of(tokenizer)
+    executor = exact._executor
+    assert isinstance(executor, Now)
+    executor.held = []
+    assert from_characters(exact, COMPLETION, prompt="x")
+    assert exact._waiting == 0
+
+
+def test_a_chat_rendered_to_more_than_any_prompt_is_not_foreseeable(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.tokens.CHARACTERS_MAX", 100)
+    assert ids_of(tokenizer, Kind.CHAT, {"messages": [user("x" * 50)]}) is not None
+    assert ids_of(tokenizer, Kind.CHAT, {"messages": [user("x" * 100)]}) is None
+
+
 def test_it_tokenizes_off_the_loops_thread(tokenizer: Tokenizer) -> None:
     seen: list[int] = []
 
