@@ -63,6 +63,8 @@ _MODEL_CHARACTERS_MAX = 256
 _seeds: dict[tuple[str, bool], int] = {}
 """Of requests that change nothing from their beginning: most."""
 
+_FORM_MODEL = b' name="model"\r\n'
+"""Where a form names its model; a file's name would follow, or begin otherwise."""
 _hash = xxhash.xxh3_64_intdigest
 _decode = Decoder().decode
 
@@ -161,16 +163,26 @@ def parse(
 
 
 def model_of(body: Sequence[bytes]) -> str:
-    """The model a body names that has no prompt to read; empty where it names none, or is no JSON:
-    a form, a body cut in the middle."""
+    """The model a body names that has no prompt to read, in JSON or, as transcriptions do, in a
+    form; empty where it names none, or is neither."""
     if not body or body[0][:64].lstrip()[:1] != b"{":
-        return ""
+        return _model_of_form(b"".join(body)) if body and body[0].startswith(b"--") else ""
     try:
         fields = _decoded(b"".join(body))
     except (ValueError, RecursionError):
         return ""
     model = fields.get("model") if type(fields) is dict else None
     return model if type(model) is str else ""
+
+
+def _model_of_form(body: bytes) -> str:
+    """Of multipart/form-data: the text of its field `model`."""
+    field = body.find(_FORM_MODEL)  # an upload is long: nothing slower than this
+    begin = body.find(b"\r\n\r\n", field) + 4
+    end = body.find(b"\r\n", begin)
+    if field < 0 or begin < 4 or not begin < end <= begin + _MODEL_CHARACTERS_MAX:
+        return ""
+    return body[begin:end].decode("utf-8", "replace")
 
 
 def _decoded(body: bytes) -> Any:

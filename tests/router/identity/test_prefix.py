@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from router import prefix
 from router.canonical import MEDIA_BYTES, MEDIA_MAX
-from router.prefix import BLOCK_BYTES, VALUES_MAX, Parsed, _decoded, ask_of, parse
+from router.prefix import BLOCK_BYTES, VALUES_MAX, Parsed, _decoded, ask_of, model_of, parse
 
 CHAT = b"/v1/chat/completions"
 SYSTEM = {"role": "system", "content": "You are careful. " * 100}
@@ -282,3 +282,24 @@ def test_every_turn_extends_the_chain_of_the_turns_before(turns: list[tuple[str,
     for n in range(1, len(messages)):
         before = chat(*messages[:n])
         assert whole.ask_blocks[: blocks_of(before)] == before.ask_blocks
+
+
+FILE = b'content-disposition: form-data; name="file"; filename="a"\r\n\r\n\0\xff\r\n'
+
+
+@pytest.mark.parametrize(
+    "part,model",
+    [
+        (b'Content-Disposition: form-data; name="model"\r\n\r\nwhisper/x\r\n', "whisper/x"),
+        (b'content-disposition: form-data; name="model"\r\nx: y\r\n\r\nw\r\n', "w"),
+        (b'content-disposition: form-data; name="x"; filename="model"\r\n\r\nw\r\n', ""),
+        (b'content-disposition: form-data; name="model"\r\n\r\n' + b"w" * 300 + b"\r\n", ""),
+        (b'content-disposition: form-data; name="model"', ""),
+        (b'content-disposition: form-data; name="models"\r\n\r\nw\r\n', ""),
+        (b'content-disposition: form-data; name="model"; filename="a"\r\n\r\nw\r\n', ""),
+    ],
+)
+def test_a_form_names_its_model_too(part: bytes, model: str) -> None:
+    for parts in ((part, FILE), (FILE, part)):
+        body = b"--b\r\n" + b"--b\r\n".join(parts) + b"--b--\r\n"
+        assert model_of([body[:50], body[50:]]) == model
