@@ -17,21 +17,30 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { LINE_BYTES = 8192, WAIT_SECONDS = 5 };
+enum { LINE_BYTES = 8192, WAIT_SECONDS = 5, SETTINGS_MAX = 256 };
+enum { ERRNO_MAX = 511 }; /* what is beyond the kernel does not pass on: the call would hang */
 
 static const char *const class_names[] = {"metadata", "open", "read", "write", "close", "any"};
 
+/* All are understood before the first is set. */
 static const char *set_all(char *words) {
-    char *rest = NULL;
+    char *rest = NULL, *names[SETTINGS_MAX];
+    int64_t numbers[SETTINGS_MAX];
+    size_t count = 0;
     for (char *word = strtok_r(words, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
         char *value = strchr(word, '='), *end = NULL;
         if (!value)
             return "error: NAME=VALUE\n";
+        if (count == SETTINGS_MAX)
+            return "error: too many\n";
         *value++ = 0;
-        int64_t number = strtoll(value, &end, 10);
-        if (end == value || *end || !settings_set(word, number))
+        names[count] = word;
+        numbers[count++] = strtoll(value, &end, 10);
+        if (end == value || *end || !settings_has(word))
             return "error: no such setting, or no number\n";
     }
+    for (size_t at = 0; at < count; at++)
+        settings_set(names[at], numbers[at]);
     return "ok\n";
 }
 
@@ -41,6 +50,8 @@ static const char *add_fault(const char *words) {
     long long at, count;
     if (sscanf(words, "%15s %d %lld %lld", name, &error, &at, &count) != 4)
         return "error: fail CLASS ERRNO AT COUNT\n";
+    if (error < 0 || error > ERRNO_MAX)
+        return "error: no errno\n";
     for (int class = METADATA; class <= CLASSES; class++)
         if (strcmp(name, class_names[class]) == 0)
             return fault_add((enum class)class, error, at, count) ? "ok\n" : "error: too many\n";

@@ -146,7 +146,7 @@ static void do_unlink(fuse_req_t req, fuse_ino_t number, const char *name) {
     struct stat found;
     bool written = !turn.error &&
                    fstatat(parent->dir_fd, name, &found, AT_SYMLINK_NOFOLLOW) == 0 &&
-                   node_is_written(found.st_dev, found.st_ino);
+                   node_is_written(&found);
     if (!turn.error && unlinkat(parent->dir_fd, name, 0))
         turn.error = errno;
     if (!turn.error) {
@@ -168,7 +168,7 @@ static void do_rename(fuse_req_t req, fuse_ino_t from, const char *old, fuse_ino
                    renameat2(source->dir_fd, old, target->dir_fd, name, flags)))
         error = errno;
     if (!error)
-        node_renamed(target, name, found.st_dev, found.st_ino);
+        node_renamed(target, name, &found);
     listing_changed(source);
     listing_changed(target);
     answer_error(turn, error);

@@ -30,6 +30,7 @@ bool nodes_start(const char *backing) {
         return false;
     root.dev = found.st_dev;
     root.ino = found.st_ino;
+    root.kind = S_IFDIR;
     root.lookups = root.users = 1; /* for ever */
     root.name = strdup(".");
     pthread_mutex_init(&root.lock, NULL);
@@ -44,10 +45,12 @@ fuse_ino_t number_of(struct node *node) {
     return node == &root ? FUSE_ROOT_ID : (fuse_ino_t)(uintptr_t)node;
 }
 
-/* With the table's lock: the node of a backing file, if the kernel knows it. */
-static struct node *known(dev_t dev, ino_t ino) {
-    for (struct node *node = chains[chain_of(ino)]; node; node = node->next)
-        if (node->ino == ino && node->dev == dev)
+/* With the table's lock: the node of a backing file, if the kernel knows it. Most file systems give
+ * the number of a file that went to the next one: where the kind differs it is another. */
+static struct node *known(const struct stat *found) {
+    for (struct node *node = chains[chain_of(found->st_ino)]; node; node = node->next)
+        if (node->ino == found->st_ino && node->dev == found->st_dev &&
+            node->kind == (found->st_mode & S_IFMT))
             return node;
     return NULL;
 }
@@ -116,10 +119,11 @@ int node_find(struct node *parent, const char *name, struct node **node, struct 
     pthread_mutex_init(&fresh->lock, NULL);
     fresh->dev = found->st_dev;
     fresh->ino = found->st_ino;
+    fresh->kind = found->st_mode & S_IFMT;
     fresh->dir_fd = dir_fd;
 
     pthread_mutex_lock(&table);
-    struct node *one = known(found->st_dev, found->st_ino);
+    struct node *one = known(found);
     if (!one) {
         one = fresh;
         fresh = NULL;
@@ -184,20 +188,20 @@ int node_stat(struct node *node, struct stat *found) {
     return error == ENOENT ? ESTALE : error;
 }
 
-void node_renamed(struct node *parent, const char *name, dev_t dev, ino_t ino) {
+void node_renamed(struct node *parent, const char *name, const struct stat *found) {
     struct node *gone = NULL;
     pthread_mutex_lock(&table);
-    struct node *node = known(dev, ino);
+    struct node *node = known(found);
     if (node)
         gone = move(node, parent, name);
     pthread_mutex_unlock(&table);
     release_all(gone);
 }
 
-bool node_is_written(dev_t dev, ino_t ino) {
+bool node_is_written(const struct stat *found) {
     bool written = false;
     pthread_mutex_lock(&table);
-    struct node *node = known(dev, ino);
+    struct node *node = known(found);
     if (node)
         node->users++;
     pthread_mutex_unlock(&table);

@@ -26,6 +26,15 @@ bool settings_set(const char *name, int64_t value) {
     return false;
 }
 
+bool settings_has(const char *name) {
+#define X(field, unused)                                                                        \
+    if (strcmp(name, #field) == 0)                                                              \
+        return true;
+    SETTINGS(X)
+#undef X
+    return false;
+}
+
 #define LINE(field, from)                                                                       \
     used += (size_t)snprintf(to + used, room - used, "%s=%lld\n", #field,                       \
                              (long long)atomic_load(&from.field));

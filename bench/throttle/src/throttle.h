@@ -95,6 +95,7 @@ struct counters {
 extern struct counters counters;
 #define COUNT(name) atomic_fetch_add(&counters.name, 1)
 
+bool settings_has(const char *name);
 bool settings_set(const char *name, int64_t value);
 /* Text of `name=value` lines into `to`; returns its length. */
 size_t settings_text(char *to, size_t room);
@@ -170,6 +171,7 @@ struct node {
     struct node *next; /* in its hash chain */
     dev_t dev;
     ino_t ino;
+    mode_t kind; /* the part of the mode that says whether it is a file or a directory */
     uint64_t lookups; /* what the kernel holds */
     uint64_t users;   /* children and handles */
     struct node *parent;
@@ -197,9 +199,9 @@ void node_forget(struct node *node, uint64_t lookups);
 struct place place_of(struct node *node);
 /* What stat says, through an open descriptor where the name is gone. 0 or an errno. */
 int node_stat(struct node *node, struct stat *found);
-void node_renamed(struct node *parent, const char *name, dev_t dev, ino_t ino);
+void node_renamed(struct node *parent, const char *name, const struct stat *found);
 /* Whether the kernel knows the file with that number and somebody has it open for writing. */
-bool node_is_written(dev_t dev, ino_t ino);
+bool node_is_written(const struct stat *found);
 void node_entry(struct node *node, const struct stat *found, struct fuse_entry_param *entry);
 struct handle *handle_make(struct node *node, int fd, bool writes);
 void handle_drop(struct handle *handle);

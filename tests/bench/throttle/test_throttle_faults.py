@@ -122,6 +122,13 @@ def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], mount:
     assert mount.control.settings() == before
 
 
+def test_of_settings_that_are_not_all_understood_none_is_set(mount: Throttle) -> None:
+    before = mount.control.settings()
+    with pytest.raises(ValueError, match="no such setting"):
+        mount.control.change({"latency_read_us": 5000, "no_such_setting": 1})
+    assert mount.control.settings() == before
+
+
 @pytest.mark.parametrize("when", [{"at": 0}, {"at": -1}, {"count": -1}])
 def test_faults_at_operations_there_are_not_are_refused(
     when: dict[str, Any], mount: Throttle

@@ -45,6 +45,15 @@ def test_what_is_written_is_in_the_backing_directory(mount: Throttle) -> None:
     assert (mount.mountpoint / "d" / "f").read_bytes() == data
 
 
+def test_a_directory_with_the_number_of_a_file_that_went_is_a_directory(mount: Throttle) -> None:
+    """ext4 gives the number at once; where the directory behind it never does, nothing is seen."""
+    (mount.mountpoint / "file").write_bytes(b"known to the mount")
+    (mount.backing / "file").unlink()
+    (mount.mountpoint / "directory").mkdir()
+    (mount.mountpoint / "directory" / "f").write_bytes(b"data")
+    assert (mount.mountpoint / "directory" / "f").read_bytes() == b"data"
+
+
 def test_renames_links_and_modes_work(mount: Throttle) -> None:
     root = mount.mountpoint
     (root / "a").write_bytes(b"first")
