@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -24,6 +25,9 @@ from bench.core.machine import REPOSITORY
 PR_SET_PDEATHSIG = 1
 ANSWER_SECONDS = 300.0
 END_SECONDS = 30.0
+READ_BYTES = 1 << 16
+COMPLAINT_BYTES = 1 << 14
+"""Of what a child complained of, from the end: its last words are in there."""
 
 
 class ChildFailed(Exception):
@@ -34,6 +38,8 @@ class Child:
     """One process. A context manager: it ends with the block."""
 
     def __init__(self, module: str, arguments: Mapping[str, Any]) -> None:
+        # A pipe that nobody reads would fill up. __exit__ closes it.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self.started = time.monotonic()
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, json.dumps(dict(arguments))],
@@ -41,8 +47,9 @@ class Child:
             env=os.environ | {"LMCACHE_LOG_LEVEL": "ERROR"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
         )
+        self._heard = b""
 
     @property
     def pid(self) -> int:
@@ -56,22 +63,32 @@ class Child:
     def hear(self, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
         """The next line. Raises ChildFailed. Lines that are no JSON (a library's chatter) are
         passed over."""
-        assert self._process.stdout is not None
         deadline = time.monotonic() + seconds
         while True:
-            left = max(0.0, deadline - time.monotonic())
-            ready, _, _ = select.select([self._process.stdout], [], [], left)
-            line = self._process.stdout.readline() if ready else b""
-            if not line:
-                raise ChildFailed(self._complaint("said nothing" if not ready else "ended"))
+            line = self._line(deadline)
             if line.startswith(b"{"):
                 heard: dict[str, Any] = json.loads(line)
                 return heard
 
+    def _line(self, deadline: float) -> bytes:
+        """The next one, which may have come together with the one before. Raises ChildFailed."""
+        assert self._process.stdout is not None
+        while b"\n" not in self._heard:
+            left = max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select([self._process.stdout], [], [], left)
+            more = os.read(self._process.stdout.fileno(), READ_BYTES) if ready else b""
+            if not more:
+                raise ChildFailed(self._complaint("ended" if ready else "said nothing"))
+            self._heard += more
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line
+
     def _complaint(self, what: str) -> str:
         self._process.kill()
-        _, errors = self._process.communicate()
-        said = errors.decode(errors="replace").strip().splitlines()[-1:] or ["without a word"]
+        self._process.wait()
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - COMPLAINT_BYTES))
+        errors = self._errors.read().decode(errors="replace")
+        said = errors.strip().splitlines()[-1:] or ["without a word"]
         return f"a process of the measurement {what}: {said[0].replace(str(REPOSITORY), '.')}"
 
     def __enter__(self) -> Child:
@@ -85,7 +102,7 @@ class Child:
     ) -> None:
         if kind is not None:  # interrupted: nobody waits for its answer any more
             self._process.kill()
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for stream in (self._process.stdin, self._process.stdout):
             if stream is not None and not stream.closed:
                 stream.close()
         try:
@@ -93,6 +110,7 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._errors.close()
 
 
 def arguments() -> dict[str, Any]:

@@ -50,6 +50,34 @@ def test_a_writer_commits_when_it_is_told_and_ends_with_its_input(tmp_path: Path
     assert len(list((tmp_path / "ns" / "journals").iterdir())) == 2
 
 
+def test_lines_that_come_together_are_heard_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chatter of a library is passed over, also where the answer came in the same read."""
+    text = 'chatter\\n{\\"first\\": 1}\\n{\\"second\\": 2}\\n'
+    (tmp_path / "says.py").write_text(
+        f'import sys\nprint("{text}", end="", flush=True)\nsys.stdin.read()\n'
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Child("says", {}) as child:
+        assert child.hear(10.0) == {"first": 1}
+        assert child.hear(10.0) == {"second": 2}
+
+
+def test_a_child_may_complain_as_much_as_it_likes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "complains.py").write_text(
+        "import sys\nsys.stderr.write('a warning\\n' * 100_000)\n"
+        "print('{}', flush=True)\nsys.exit('the end')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Child("complains", {}) as child:
+        assert child.hear(10.0) == {}
+        with pytest.raises(ChildFailed, match="ended: the end"):
+            child.hear(10.0)
+
+
 def test_a_child_that_dies_is_told_by_its_last_words_without_paths(tmp_path: Path) -> None:
     with (
         pytest.raises(ChildFailed, match="KeyError: 'chunk'") as caught,
