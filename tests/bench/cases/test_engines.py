@@ -66,7 +66,22 @@ def test_the_penalty_is_the_ratio_of_slopes() -> None:
             found += rows("ttft", adapter, times, place="mount", latency=latency)
     verdict = named(engines_says.verdicts(found), "reload penalty")
     assert verdict.outcome is Outcome.MET
-    assert verdict.measured == pytest.approx(4.0)
+    assert verdict.measured == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "outcome"),
+    [(-0.4, 20.0, Outcome.MET), (20.0, 20.0, Outcome.MISSED), (5.0, -1.0, Outcome.NOT_MEASURED)],
+)
+def test_a_penalty_of_nothing_is_met_and_one_of_theirs_is_needed(
+    ours: float, theirs: float, outcome: Outcome
+) -> None:
+    found: list[Row] = []
+    for adapter, per_ms in (("ours", ours), ("fs_native", theirs)):
+        for latency in (0.0, 1.0, 10.0):
+            times = [300 + per_ms * latency + jitter for jitter in (-1, 0, 1)]
+            found += rows("ttft", adapter, times, place="mount", latency=latency)
+    assert named(engines_says.verdicts(found), "reload penalty").outcome is outcome
 
 
 def test_what_was_not_run_is_not_measured() -> None:
