@@ -79,7 +79,7 @@ def run(
     rounds: Annotated[
         int, typer.Option(min=0, help="at most, of any part; 0: the profile's own number")
     ] = 0,
-    seed: Annotated[int, typer.Option(help="of generated data and orders")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="of generated data and orders")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the newest run")] = False,
     into: Annotated[Path | None, typer.Option(help="folder of the results")] = None,
     child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
@@ -148,14 +148,17 @@ def _expected(cases: Sequence[Case], profile: str) -> str:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Its status. An interrupt reaches the case's process too, which saves before it ends; a
-    termination is passed on."""
+    """Its status; 130 after an interrupt. That mostly reaches the case's process too, which saves
+    before it ends, and is the last in any case; a termination is passed on."""
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    is_interrupted = False
     while True:
         try:
-            return process.wait()
+            status = process.wait()
         except KeyboardInterrupt:
+            is_interrupted = True
             continue
+        return 130 if is_interrupted else status
 
 
 def _interrupted(*_: object) -> None:

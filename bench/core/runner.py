@@ -171,10 +171,35 @@ def _recording(case: Case, order: Order, path: Path) -> Recording:
         )
     if earlier.origin.complete:
         return Recording(path, earlier.origin)
-    if earlier.origin.commit != origin.commit:
-        origin = replace(origin, commit=f"{earlier.origin.commit} and {origin.commit}")
+    if differs := _differs(earlier.origin, origin):
+        raise SystemExit(
+            f"{path.parent.name} has measured {case.name} with {differs}: go on with that, or "
+            "start a new run"
+        )
+    origin = replace(
+        origin,
+        started=earlier.origin.started,
+        commit=_both(earlier.origin.commit, origin.commit),
+        machine=_both(earlier.origin.machine, origin.machine),
+        versions=_both(earlier.origin.versions, origin.versions),
+        command=_both(earlier.origin.command, origin.command),
+    )
     kept = [row for row in earlier.rows if row.params.get("cell") in earlier.cells]
     return Recording(path, origin, kept, set(earlier.cells))
+
+
+def _differs(earlier: Origin, now: Origin) -> str:
+    """What an earlier part was measured with and this would not be: rows of both are one result."""
+    if earlier.rounds != now.rounds:
+        return f"--rounds {earlier.rounds}"
+    if earlier.seed != now.seed:
+        return f"--seed {earlier.seed}"
+    return f"--dir on {earlier.directory}" if earlier.directory != now.directory else ""
+
+
+def _both(earlier: str, now: str) -> str:
+    """Where parts of a run differ, its results name each."""
+    return earlier if now in earlier.split(" and ") else f"{earlier} and {now}"
 
 
 def _close(case: Case, recording: Recording, *, complete: bool, failure: str) -> Saved:

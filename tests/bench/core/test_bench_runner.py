@@ -90,6 +90,36 @@ def test_a_run_goes_on_with_the_cells_it_had_not_finished(tmp_path: Path, order:
     assert [row.value for row in saved.rows] == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
 
 
+@pytest.mark.parametrize(("rounds", "seed", "named"), [(5, 1, "--rounds 3"), (3, 9, "--seed 1")])
+def test_a_run_goes_on_only_with_what_it_was_measured_with(
+    tmp_path: Path, order: Order, rounds: int, seed: int, named: str
+) -> None:
+    run_case(Toy(fails), order, tmp_path / "run", Silent())
+    with pytest.raises(SystemExit, match=named):
+        other = replace(order, rounds=rounds, seed=seed)
+        run_case(Toy(lambda: 2.0), other, tmp_path / "run", Silent())
+
+
+def test_results_do_not_mix_two_kinds_of_directory(
+    tmp_path: Path, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.core.machine.file_system", lambda _path: "tmpfs")
+    run_case(Toy(fails), order, tmp_path / "run", Silent())
+    monkeypatch.setattr("bench.core.machine.file_system", lambda _path: "nfs4")
+    with pytest.raises(SystemExit, match="--dir on tmpfs"):
+        run_case(Toy(lambda: 2.0), order, tmp_path / "run", Silent())
+
+
+def test_what_parts_of_a_run_differ_in_is_named(
+    tmp_path: Path, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run_case(Toy(fails), order, tmp_path / "run", Silent()).origin
+    monkeypatch.setattr("bench.core.machine.commit", lambda: "0123456789ab")
+    again = run_case(Toy(lambda: 2.0), order, tmp_path / "run", Silent()).origin
+    assert again.commit == f"{first.commit} and 0123456789ab"
+    assert (again.command, again.started) == (first.command, first.started)
+
+
 def test_rows_of_an_unfinished_cell_are_not_kept(tmp_path: Path, order: Order) -> None:
     path = tmp_path / "run" / "toy.parquet"
     saved = run_case(Toy(fails), order, tmp_path / "run", Silent())
