@@ -1,24 +1,28 @@
 """`python -m bench.routing`: simulates all cells, prints tables and claims, writes page and plots.
 
 Results are kept in a JSON file after each cell and taken from there if the run is repeated with
-`--resume`. Exit status: 0 all claims met, 1 one is not.
+`--resume`, by the same commit and of the same trace. Exit status: 0 all claims met, 1 one is not, 2
+nothing could be simulated as asked.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
 
+from bench.core.machine import commit
 from bench.routing.cells import Cell, cells, run
 from bench.routing.choosing import choosing
 from bench.routing.claims import claims
 from bench.routing.report import Figures, case, claims_table, means, plots, tables
+from bench.routing.traces import read
 
 Job = tuple[Cell, int, Path | None]
 
@@ -54,12 +58,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--resume", type=Path, help="a file that keeps results between runs")
     chosen = parser.parse_args(arguments)
 
-    wanted = [
-        each
-        for each in cells(chosen.trace is not None)
-        if not chosen.group or each.group in chosen.group
-    ]
-    kept = _kept(chosen.resume)
+    everything = list(cells(chosen.trace is not None))
+    groups = list(dict.fromkeys(each.group for each in everything))
+    if unknown := sorted(set(chosen.group or ()) - set(groups)):
+        more = "" if chosen.trace else "; more with --trace"
+        parser.error(f"--group {unknown[0]}: choose from {', '.join(groups)}{more}")
+    if chosen.seeds < 1 or chosen.jobs < 1:
+        parser.error("--seeds and --jobs are at least 1")
+    try:
+        if chosen.trace and not read(chosen.trace):
+            raise ValueError(f"{chosen.trace}: no requests in it")
+        made_of = _made_of(chosen.trace)
+        kept = _kept(chosen.resume, made_of)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    wanted = [each for each in everything if not chosen.group or each.group in chosen.group]
     jobs = [
         (cell, seed, chosen.trace)
         for cell in wanted
@@ -71,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number, (cell, seed, found) in enumerate(pool.imap(figures, jobs), 1):
             kept[_key(cell, seed)] = list(astuple(found))
             if chosen.resume:
-                chosen.resume.write_text(json.dumps(kept))
+                chosen.resume.write_text(json.dumps({"made of": made_of, "results": kept}))
             print(
                 f"{number}/{len(jobs)} {case(cell)}, {cell.policy}, seed {seed}:"
                 f" {found.mean_s:.3f} s",
@@ -104,11 +117,26 @@ def _key(cell: Cell, seed: int) -> str:
     return json.dumps([*asdict(cell).values(), seed])
 
 
-def _kept(path: Path | None) -> dict[str, list[float]]:
+def _made_of(trace: Path | None) -> dict[str, str]:
+    """What results depend on beside their cell and seed."""
+    digest = hashlib.sha256(trace.read_bytes()).hexdigest()[:16] if trace else ""
+    return {"commit": commit(), "trace": digest}
+
+
+def _kept(path: Path | None, made_of: Mapping[str, str]) -> dict[str, list[float]]:
+    """Earlier results. ValueError where they are of another commit or trace, or none at all."""
     if path is None or not path.exists():
         return {}
-    loaded = json.loads(path.read_text())
-    return {str(key): [float(each) for each in value] for key, value in loaded.items()}
+    try:
+        loaded = json.loads(path.read_text())
+        earlier = {name: loaded["made of"][name] for name in made_of}
+        results = {str(key): [float(each) for each in v] for key, v in loaded["results"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"--resume {path}: no results of this command ({error!r})") from None
+    for name, value in made_of.items():
+        if earlier[name] != value:
+            raise ValueError(f"--resume {path}: of another {name}: {earlier[name] or 'none'}")
+    return results
 
 
 if __name__ == "__main__":

@@ -13,8 +13,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 BLOCK_TOKENS = 512
+SECONDS_MAX = 1e10
+"""Later than any epoch's now: a time beyond is in another unit or none."""
 QUANTUM_SECONDS = 3.0
 """The published trace's timestamps are multiples of this."""
 
@@ -54,21 +57,28 @@ class Statistics:
 
 
 def read(path: Path) -> list[Request]:
-    """A trace file's requests, in its order."""
+    """A trace file's requests, in its order. ValueError names the line that is none."""
     requests = []
     with path.open() as lines:
-        for line in lines:
-            entry = json.loads(line)
-            whole = entry["input_length"] // BLOCK_TOKENS
-            requests.append(
-                Request(
-                    entry["timestamp"] / 1000.0,
-                    max(1, entry["input_length"]),
-                    max(1, entry["output_length"]),
-                    tuple(entry["hash_ids"][:whole]),
-                )
-            )
+        for number, line in enumerate(lines, 1):
+            try:
+                requests.append(_request(json.loads(line)))
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{path}, line {number}: no request ({error!r})") from None
     return requests
+
+
+def _request(entry: Any) -> Request:
+    """One line. Lengths of 0, as failed requests have in published traces, count as 1."""
+    at, prompt, output = (
+        float(entry["timestamp"]) / 1000.0,
+        int(entry["input_length"]),
+        int(entry["output_length"]),
+    )
+    if not 0.0 <= at < SECONDS_MAX or prompt < 0 or output < 0:
+        raise ValueError("a time or length below 0, or no time at all")
+    blocks = tuple(entry["hash_ids"][: prompt // BLOCK_TOKENS])
+    return Request(at, max(1, prompt), max(1, output), blocks)
 
 
 def spread(requests: Sequence[Request], speed: float, rng: random.Random) -> list[Request]:

@@ -10,9 +10,12 @@ import random
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bench.routing.__main__ import _kept
+from bench.routing.__main__ import main as routing_main
 from bench.routing.cells import GENERATED, Cell, cells, run_faster
 from bench.routing.choosing import choosing
 from bench.routing.claims import claims
@@ -155,6 +158,43 @@ def test_a_trace_file_is_read_without_partial_blocks(tmp_path: Path) -> None:
     line = {"timestamp": 3000, "input_length": 1100, "output_length": 5, "hash_ids": [7, 8, 9]}
     (tmp_path / "trace").write_text(json.dumps(line) + "\n")
     assert read(tmp_path / "trace") == [Request(3.0, 1100, 5, (7, 8))]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"timestamp": -1}, {"timestamp": 1e300}, {"timestamp": float("nan")}),
+        *({"input_length": -5}, {"output_length": -5}, {"input_length": None}, {"hash_ids": 7}),
+    ],
+)
+def test_a_line_of_a_trace_that_means_nothing_is_named(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    line = {"timestamp": 3000, "input_length": 1100, "output_length": 5, "hash_ids": [7, 8, 9]}
+    (tmp_path / "trace").write_text(f"{json.dumps(line)}\n{json.dumps(line | change)}\n")
+    with pytest.raises(ValueError, match="line 2"):
+        read(tmp_path / "trace")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--group", "no such"], ["--seeds", "0"], ["--trace", "/dev/null"]]
+)
+def test_what_simulates_nothing_is_an_error_and_no_claim_met(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        routing_main(arguments)
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("other", [{"commit": "0123456789ab"}, {"trace": "0123456789abcdef"}])
+def test_results_of_another_commit_or_trace_are_not_gone_on_with(
+    tmp_path: Path, other: dict[str, str]
+) -> None:
+    path = tmp_path / "kept.json"
+    now = {"commit": "ba9876543210", "trace": ""}
+    path.write_text(json.dumps({"made of": now, "results": {"key": [1.0]}}))
+    assert _kept(path, now) == {"key": [1.0]}
+    with pytest.raises(ValueError, match=f"another {next(iter(other))}"):
+        _kept(path, now | other)
 
 
 def test_spreading_keeps_every_request_within_its_quantum() -> None:
