@@ -18,7 +18,7 @@ from bench.cases.reload_says import ACCEPTED, BESIDE, DISTINCT, LARGE, SLOPE_LAT
 from bench.core.adapters import CONTENDERS, FS_NATIVE, OURS, TUNED
 from bench.core.case import FULL, QUICK, Context, Figure, Parameter, Row, Verdict
 from bench.core.machine import memory_available_bytes
-from bench.core.mounts import Conditions, Mount, mounted, plain_bandwidth_mb_s
+from bench.core.mounts import Conditions, Mount, mounted, plain_bandwidth_mb_s, what_serves
 from bench.core.profile import Sampler
 from bench.core.turns import Batch, Memory, Turn, TurnFailed, one_turn, rotated, turns
 from bench.core.turns import store_lookup_load as take_turns
@@ -60,6 +60,7 @@ class Reload:
     def run(self, context: Context) -> None:
         with mounted(context.folder) as mount:
             context.progress.total(_steps(context))
+            context.text("mount", what_serves(mount))
             parts = {
                 "batch": self._accepted,
                 "slope": self._slopes,
@@ -172,7 +173,6 @@ class Reload:
         mount.apply(Conditions())
         stored = turn.driver.store(keys, turn.memory.source.objects)
         latencies = SLOPE_LATENCIES if number >= 0 else (SLOPE_LATENCIES[0], SLOPE_LATENCIES[-1])
-        turn.memory.target.clear()
         for at, latency in enumerate(rotated([str(one) for one in latencies], number)):
             context.progress.step(f"{cell}, {turn.name} at {latency} ms, round {number + 1}")
             fixed: dict[str, Parameter] = {
@@ -186,6 +186,8 @@ class Reload:
             if turn.name == OURS:  # the depth follows the mount: let it settle on this latency
                 turn.driver.load(keys, objects)
                 turn.driver.close_files()
+            if at == 0:
+                turn.memory.target.clear()  # what is compared is what the measured load brought
             before, own = mount.counters(), turn.driver.counts()
             found, loaded = turn.driver.lookup(keys), turn.driver.load(keys, objects)
             after, own_after = mount.counters(), turn.driver.counts()

@@ -68,8 +68,9 @@ def _headline(rows: Sequence[Row]) -> list[Figure]:
             "Milliseconds of reload for each millisecond an operation takes",
             "Lookup and load of one prefix (Llama 3.1 8B in bf16, chunks of 256 tokens) against "
             "the latency added to every operation; the slope is fitted over 0, 1, 3 and 10 ms. "
-            f"Ours opens every pack anew; chunks past the first {DISTINCT} repeat the content of "
-            "those, under keys of their own. Points are medians, bars 95 % intervals over rounds; "
+            "Ours opens every pack anew, after a load at this latency that is not counted and lets "
+            f"its depth settle; chunks past the first {DISTINCT} repeat the content of those, "
+            "under keys of their own. Points are medians, bars 95 % intervals over rounds; "
             "at 0 ms this machine's memory and cores are the limit, so only differences between "
             "latencies carry over to another machine.",
             draw=partial(_draw_slope, list(rows), lengths),
@@ -111,12 +112,13 @@ def _batches(rows: Sequence[Row]) -> list[Figure]:
                 texts_ = [one.text() if one else "not measured" for one in ratios]
                 lines.append((str(batch), OPERATION_NAMES[operation], *cells, *texts_))
         head = ("batch", "operation", *(f"{name}, ms" for name in BESIDE))
+        place = (texts(rows, "mount") or ["one mount"])[-1]
         made.append(
             Figure(
                 f"batches-{latency:g}ms",
                 f"One batch stored, looked up and loaded at {latency:g} ms per operation",
-                "Medians over rounds in which the contenders took turns on one mount, page cache "
-                "bypassed, every loaded byte compared; ratios are contender over ours with 95 % "
+                f"Medians over rounds in which the contenders took turns on {place}, "
+                "every loaded byte compared; ratios are contender over ours with 95 % "
                 "intervals, above 1 where ours is faster. Ours verifies checksums, the others "
                 "check nothing. fs_native is shown as LMCache ships it, with 4 workers, and with "
                 "32. Single times carry this machine's noise, ratios within a round less of it.",

@@ -133,14 +133,17 @@ class Arena:
         return found
 
     def fill(self, seed: int) -> None:
-        """Random bytes, repeated with a stamp of its own in each chunk: cheap, and distinct."""
+        """Random bytes, repeated, with a stamp of its own in each page (in each chunk, where it
+        is not whole pages): cheap, and neither chunks nor parts of them can be taken for others."""
         block = np.frombuffer(np.random.default_rng(seed).bytes(min(self.size, 1 << 20)), np.uint8)
         whole = self.array()
         for at in range(0, self.size, len(block)):
             part = min(len(block), self.size - at)
             whole[:, at : at + part] = block[:part]
-        stamp = np.arange(self.distinct, dtype="<u4") + np.uint32(seed % 1_000_003)
-        whole[:, :4] = stamp.view(np.uint8).reshape(self.distinct, 4)
+        step = ALIGN_BYTES if self.size % ALIGN_BYTES == 0 else self.size
+        parts = whole.reshape(-1, step)
+        stamp = np.arange(len(parts), dtype="<u4") + np.uint32(seed % 1_000_003)
+        parts[:, :4] = stamp.view(np.uint8).reshape(-1, 4)
 
     def clear(self) -> None:
         self.array()[:] = 0  # one thread: torch would leave others spinning into the next timing

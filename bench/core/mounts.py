@@ -20,7 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from bench.core.machine import file_system
+
 MIB = 1 << 20
+IN_MEMORY = ("tmpfs", "ramfs")
+"""File systems that hold their bytes in memory anyway: no cache stands before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,16 @@ def mounted(folder: Path, *, cache: bool = False) -> Iterator[Mount]:
     mountpoint.mkdir(exist_ok=True)
     with throttle_type(backing, mountpoint, cache=cache) as throttle:
         yield Throttled(throttle, backing, mountpoint)
+
+
+def what_serves(mount: Mount) -> str:
+    """Where the bytes of a load come from, as a report says it."""
+    kind = file_system(mount.backing)
+    if not mount.throttled:
+        return f"a plain directory on {kind}, through this machine's page cache"
+    if kind in IN_MEMORY:
+        return "one mount, page cache bypassed"
+    return f"one mount over {kind}, behind which this machine's page cache serves what was stored"
 
 
 def plain_bandwidth_mb_s(mount: Mount, readers: int = 4, size: int = 64 * MIB) -> float:

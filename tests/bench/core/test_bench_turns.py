@@ -16,7 +16,7 @@ with warnings.catch_warnings():  # what LMCache's own imports warn about is not 
 from bench.core import mounts
 from bench.core.adapters import CONTENDERS, FS_NATIVE, OURS, Arena, Driver, object_keys
 from bench.core.case import Context
-from bench.core.mounts import Conditions, Plain, mounted
+from bench.core.mounts import Conditions, Plain, mounted, what_serves
 from bench.core.progress import Silent
 from bench.core.results import Origin
 from bench.core.runner import Recording
@@ -51,6 +51,21 @@ def plain(tmp_path: Path) -> Plain:
 def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
     with Driver(request.param, tmp_path / "root", Arena(BATCH.count, BATCH.size)) as made:
         yield made
+
+
+def test_a_part_of_a_chunk_in_another_s_place_is_seen() -> None:
+    memory = Memory(Batch(2, 4 << 20), 1)
+    source, target = memory.source.array(), memory.target.array()
+    target[:] = source
+    assert memory.wrong_chunks() == 0
+    target[1, 1 << 20 : 2 << 20] = source[1, 2 << 20 : 3 << 20]
+    assert memory.wrong_chunks() == 1
+    target[0, 1 << 20 : 2 << 20] = source[1, 1 << 20 : 2 << 20]
+    assert memory.wrong_chunks() == 2
+
+
+def test_a_plain_directory_is_said_to_go_through_the_page_cache(plain: Plain) -> None:
+    assert "through this machine's page cache" in what_serves(plain)
 
 
 def test_a_batch_comes_back_as_it_was_stored(driver: Driver) -> None:
