@@ -91,7 +91,7 @@ def run(
     folder = into or (newest_run(RESULTS) if resume else None)
     folder = folder or new_run(RESULTS, profile, now())
     directory = directory or _scratch()
-    parts = tuple(filter(None, only.split(",")))
+    parts = _parts(found, chosen, only)
     if not child:
         _check_parts(found, chosen, parts)
         if why := scratch_problem(directory):
@@ -199,7 +199,7 @@ def report(
     folders = run_folders or ([newest] if newest is not None else [])
     if not folders:
         raise SystemExit("no results yet: python -m bench run all")
-    command = "python -m bench report --docs"
+    command = f"python -m bench report {'RUN... ' if len(folders) > 1 else ''}--docs"
     unreadable: list[str] = []
     target = REPOSITORY / "docs" if docs else None
     try:
@@ -222,6 +222,18 @@ def _chosen(found: Registry, names: list[str]) -> list[str]:
             why = found.broken.get(name, f"choose from {', '.join(found.cases)}, or all")
             raise SystemExit(f"no case {name!r}: {why}")
     return names
+
+
+def _parts(found: Registry, chosen: list[str], only: str) -> tuple[str, ...]:
+    """What `--only` names. Names may hold commas: the longest that is known is taken."""
+    known = {part for name in chosen for part in getattr(found.cases[name], "selectable", ())}
+    words, parts = [word.strip() for word in only.split(",")], list[str]()
+    while words:
+        lengths = range(len(words), 0, -1)
+        count = next((n for n in lengths if ", ".join(words[:n]) in known), 1)
+        parts.append(", ".join(words[:count]))
+        words = words[count:]
+    return tuple(filter(None, parts))
 
 
 def _check_parts(found: Registry, chosen: list[str], parts: tuple[str, ...]) -> None:
@@ -260,7 +272,12 @@ def _scratch() -> Path | None:
 def _shown(words: list[str]) -> list[str]:
     """The command without this machine's paths."""
     hidden = {"--dir": "DIR", "--into": "RUN"}
-    return [hidden.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+    shown = []
+    for before, word in zip(["", *words], words, strict=False):
+        option, equals, _ = word.partition("=")
+        joined = f"{option}={hidden[option]}" if equals and option in hidden else word
+        shown.append(hidden.get(before, joined))
+    return shown
 
 
 if __name__ == "__main__":

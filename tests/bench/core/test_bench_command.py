@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench.__main__ import _held, _shown, app
+from bench.__main__ import _held, _parts, _shown, app
 from bench.core import fio
 from bench.core.registry import ORDER, registry
 from bench.core.results import Saved, save
@@ -56,6 +56,14 @@ def test_a_command_is_shown_without_this_machines_paths() -> None:
     words = ["run", "reload", "--dir", "/mnt/x", "--into", "/tmp/y", "--rounds", "9"]
     shown = ["run", "reload", "--dir", "DIR", "--into", "RUN", "--rounds", "9"]
     assert _shown(words) == shown
+    assert _shown(["--dir=/mnt/x", "--into=/tmp/y"]) == ["--dir=DIR", "--into=RUN"]
+
+
+def test_a_name_with_a_comma_can_be_chosen() -> None:
+    found, wanted = registry(), ("batch", "fs_native, 32 workers", "ours", "fs_native")
+    assert _parts(found, ["reload"], ",".join(wanted)) == wanted
+    assert _parts(found, ["reload"], "") == ()
+    assert _parts(found, ["reload"], "nonsense,ours") == ("nonsense", "ours")
 
 
 def test_fios_report_is_read_in_spite_of_what_stands_before_it() -> None:
