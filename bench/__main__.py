@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -30,13 +31,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench.core.case import FULL, QUICK, Case
+from bench.core.case import FULL, LEFT_OUT, QUICK, Case
 from bench.core.machine import REPOSITORY, now
 from bench.core.needs import missing
 from bench.core.progress import Shown
 from bench.core.registry import Registry, registry
 from bench.core.runner import Order, is_complete, new_run, newest_run, run_case
 from bench.core.scratch import problem as scratch_problem
+from bench.core.select import unmeasured
 from bench.report.write import NothingToReport, write
 
 RESULTS = REPOSITORY / ".bench"
@@ -181,6 +183,11 @@ def _run_one(found: Registry, name: str, order: Order, folder: Path) -> int:
         err.print(f"{name}: [yellow]{text}[/yellow]")
     if saved.origin.failure:
         err.print(f"{name}: not complete: {saved.origin.failure}")
+    lost = [row.note for row in unmeasured(saved.rows) if row.metric not in (LEFT_OUT, "case")]
+    if lost:
+        (most, count), *_ = Counter(lost).most_common(1)
+        text = f"{len(lost)} values could not be measured, {count} of them: {most}"
+        err.print(f"{name}: {text}", markup=False)
     for verdict in case.verdicts(saved.rows):
         err.print(f"  {verdict.outcome.value}: {verdict.name} ({verdict.target})")
     minutes = (time.monotonic() - began) / 60

@@ -11,6 +11,7 @@ from bench.cases import nodes_says
 from bench.cases.nodes import keep
 from bench.core.case import Outcome
 from bench.engine import launchers, node
+from bench.engine.engine import SyntheticEngine
 from bench.engine.launchers import PROCESSES, fleet
 from bench.engine.node import Result, Task
 from tests.bench.cases.recorded import Recorded
@@ -44,6 +45,20 @@ def test_a_task_that_fails_is_answered_with_its_reason(tmp_path: Path) -> None:
     assert json.loads(node.answer(line)) == {"error": "KeyError: 'no such'"}
     with pytest.raises(RuntimeError, match="no such"):
         launchers._results(node.answer(line))
+
+
+def test_a_store_that_failed_is_said_before_anybody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drain = SyntheticEngine.drain
+
+    def drained(engine: SyntheticEngine) -> None:
+        drain(engine)
+        engine.failed_stores = 1
+
+    monkeypatch.setattr(SyntheticEngine, "drain", drained)
+    with pytest.raises(RuntimeError, match="1 stores failed"):
+        node.drive(task(tmp_path, 0, 1))
 
 
 @pytest.mark.slow

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench.__main__ import _held, _parts, _shown, app
+from bench.__main__ import _held, _parts, _run_one, _shown, app
 from bench.core import fio
+from bench.core.case import Row
 from bench.core.registry import ORDER, registry
 from bench.core.results import Saved, save
+from bench.core.runner import Order
 from tests.bench.core.test_bench_report import SPEEDS, batch_rows
 from tests.bench.core.test_bench_results import ORIGIN
 
@@ -57,6 +59,15 @@ def test_a_command_is_shown_without_this_machines_paths() -> None:
     shown = ["run", "reload", "--dir", "DIR", "--into", "RUN", "--rounds", "9"]
     assert _shown(words) == shown
     assert _shown(["--dir=/mnt/x", "--into=/tmp/y"]) == ["--dir=DIR", "--into=RUN"]
+
+
+def test_what_could_not_be_measured_is_said_when_a_case_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = [Row("reload", "load", None, "ms", n, {}, "no space") for n in range(3)]
+    monkeypatch.setattr("bench.__main__.run_case", lambda *_: Saved(ORIGIN, rows))
+    assert _run_one(registry(), "reload", Order(), tmp_path) == 0
+    assert "3 values could not be measured, 3 of them: no space" in capfd.readouterr().err
 
 
 def test_a_name_with_a_comma_can_be_chosen() -> None:
