@@ -100,9 +100,7 @@ def _round(task: Task, engine: SyntheticEngine, number: int, chunk_bytes: int) -
     for prefix in range(task.prefixes):
         engine.serve(task.chunks(number, task.rank, prefix), task.tokens + 1)
     engine.drain()
-    if (
-        engine.failed_stores
-    ):  # nobody would find those: say so, and not only after the wait for them
+    if engine.failed_stores:  # they would be waited for in vain
         raise RuntimeError(f"{engine.failed_stores} stores failed: is the directory full?")
     result.store_until = time.time()
     result.stored_bytes = count * chunk_bytes * task.prefixes
