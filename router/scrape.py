@@ -22,7 +22,8 @@ _WANTED = re.compile(
 NUMBER_MAX = 1e15
 """More is no count of requests or tokens; what is made of these stays within a float's."""
 DIGITS_MAX = 15
-_LABEL = re.compile(rb'([a-z_]+)="((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(rb'(?:^|,) *([a-z_]+)="((?:[^"\\]|\\.)*)"')
+"""Tried where a label may begin only: elsewhere a long line that is none takes the square of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,11 @@ def test_a_page_without_numbers_says_nothing(page: bytes) -> None:
     assert scraped(page) == Scraped()
 
 
+def test_a_long_line_takes_no_longer_than_its_bytes() -> None:
+    """The square of a million would be an hour, in which no stream goes on."""
+    assert scraped(b"vllm:cache_config_info{" + b"a" * 1_000_000 + b"} 1.0\n") == Scraped()
+
+
 def test_blocks_that_are_not_known_yet_are_none() -> None:
     page = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n'
     assert scraped(page) == Scraped(block_tokens=16)
