@@ -40,6 +40,7 @@ from bench.core.runner import Order, is_complete, new_run, newest_run, run_case
 from bench.core.scratch import problem as scratch_problem
 from bench.core.select import unmeasured
 from bench.report.write import NothingToReport, write
+from bench.workloads.registry import from_file
 
 RESULTS = REPOSITORY / ".bench"
 MEMORY = Path("/dev/shm")
@@ -82,6 +83,16 @@ def run(
         int, typer.Option(min=0, help="at most, of any part; 0: the profile's own number")
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="of generated data and orders")] = 1,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="requests of a file in place of generated ones: .jsonl with hash_ids, .json of "
+            "ShareGPT, .csv of BurstGPT",
+            exists=True,
+            dir_okay=False,
+            resolve_path=True,
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the newest run")] = False,
     into: Annotated[Path | None, typer.Option(help="folder of the results")] = None,
     child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
@@ -96,6 +107,7 @@ def run(
     parts = _parts(found, chosen, only)
     if not child:
         _check_parts(found, chosen, parts)
+        _check_trace(found, chosen, trace)
         if why := scratch_problem(directory):
             raise SystemExit(f"--dir {why}")
     with contextlib.nullcontext() if child else _held(folder):
@@ -107,11 +119,13 @@ def run(
                 rounds=rounds,
                 seed=seed,
                 only=parts,
+                trace=trace,
                 command=os.environ.get("BENCH_COMMAND", shown),
             )
             raise typer.Exit(max(_run_one(found, name, order, folder) for name in chosen))
         words = [f"--{profile}", f"--rounds={rounds}", f"--seed={seed}", f"--only={only}"]
         words += [f"--dir={directory}"] if directory else []
+        words += [f"--trace={trace}"] if trace else []
         command = f"python -m bench {shlex.join(_shown(sys.argv[1:]))}"
         _announce([found.cases[name] for name in chosen], profile, folder)
         status = 0
@@ -267,6 +281,19 @@ def _held(folder: Path) -> Iterator[None]:
         yield
 
 
+def _check_trace(found: Registry, chosen: list[str], trace: Path | None) -> None:
+    """It can be read, and each case takes one: else generated requests would pass for it."""
+    taking = [name for name in found.cases if getattr(found.cases[name], "takes_trace", False)]
+    if trace is None:
+        return
+    if others := [name for name in chosen if name not in taking]:
+        raise SystemExit(f"--trace: {others[0]} takes none; these do: {', '.join(taking)}")
+    try:
+        from_file(trace, requests_max=1)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"--trace: {error}") from None
+
+
 def _scratch() -> Path | None:
     """Memory where there is enough of it: a disk's own speed is then no part of a comparison."""
     try:
@@ -278,7 +305,7 @@ def _scratch() -> Path | None:
 
 def _shown(words: list[str]) -> list[str]:
     """The command without this machine's paths."""
-    hidden = {"--dir": "DIR", "--into": "RUN"}
+    hidden = {"--dir": "DIR", "--into": "RUN", "--trace": "FILE"}
     shown = []
     for before, word in zip(["", *words], words, strict=False):
         option, equals, _ = word.partition("=")

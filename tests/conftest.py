@@ -15,6 +15,10 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("no timings", deadline=None)  # a busy machine is no failure
+settings.load_profile("no timings")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,6 +4,7 @@ The product's own store decides, under a virtual clock (bench/engine/virtual.py)
 credits, sweeps and drop delays, hours of traffic in seconds, packs without payload. LRU and Belady
 are computed over the same requests; LRU once with the whole cap, and once with the room that our
 sweep leaves below it, so that what the reserve costs and what the order costs are seen apart.
+A trace given by path (`--trace`) keeps its own times and is measured instead of generated requests.
 Times are modelled: reloads by what this directory was measured to take, prefills by the stated GPU.
 """
 
@@ -15,6 +16,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from bench.cases import capacity_says
 from bench.cases.capacity_says import BELADY, LRU, LRU_SAME_ROOM, OURS, UNLIMITED
@@ -25,7 +27,7 @@ from bench.engine.retention import belady_hits, lru_hits, unlimited_hits
 from bench.engine.tier import loading_of, measured_tier
 from bench.engine.virtual import VirtualStore
 from bench.workloads import documents
-from bench.workloads.registry import make
+from bench.workloads.registry import from_file, make
 from bench.workloads.workload import Workload
 from sharedfs_backend.economics import Loading, Prefill
 
@@ -39,6 +41,8 @@ SPAN_SECONDS = 3 * 3600.0
 """Workloads are spread over this: a cap holds minutes to hours of writes, as a real one does."""
 FIRST_SECONDS = 10.0
 """The store is up for so long before the first request."""
+TRACE_REQUESTS_MAX = 1000
+"""Of a file, in the quick profile."""
 ROOM = 0.8
 """Of the cap, what the default low watermark leaves filled after a sweep."""
 
@@ -66,9 +70,13 @@ class Capacity:
 
     name = "capacity"
     question = "How do hit rate and time to first token depend on the cap, beside LRU and Belady?"
-    minutes: Mapping[str, float] = {QUICK: 0.7, FULL: 12}
+    minutes: Mapping[str, float] = {QUICK: 0.7, FULL: 15}
     needs: tuple[str, ...] = ()
-    selectable: tuple[str, ...] = ("cyclic", "zipf", "chat", "reverse", "agents", "rag")
+    selectable: tuple[str, ...] = (
+        *("cyclic", "zipf", "chat", "reverse", "agents", "rag"),
+        *("one-shot", "mlperf-mix"),
+    )
+    takes_trace = True
 
     def run(self, context: Context) -> None:
         tier = measured_tier(context.folder)
@@ -77,14 +85,19 @@ class Capacity:
         context.record("reload_bandwidth", tier.read_bytes_per_second / 1e6, "MB/s")
         context.record("reload_latency", loading.latency_seconds * 1e3, "ms")
         if context.quick:
-            context.left_out("chat, reading in reverse, agents, RAG; twice the size, more caps")
-        seeds = 1 if context.quick else 3
+            context.left_out("the other workloads; twice the size, more caps, more seeds")
+        seeds = 1 if context.quick or context.trace else 3
         shares = SHARES[context.profile]
         names = [name for name in _workloads(context.quick) if context.wants(name)]
+        names = [context.trace.stem] if context.trace else names
         context.progress.total(len(names) * seeds * len(shares))
         for name in names:
             for seed in range(context.seed, context.seed + seeds):
-                workload = workload_of(name, seed, context.quick)
+                workload = (
+                    _replayed(context.trace, context.quick)
+                    if context.trace
+                    else workload_of(name, seed, context.quick)
+                )
                 timing = Timing(prefill_on(GPUS[GPU], model), loading, workload.block_tokens)
                 for share in shares:
                     cell = f"{name} {seed} {share}"
@@ -168,9 +181,15 @@ def workload_of(name: str, seed: int, quick: bool) -> Workload:
     return replace(made, requests=spread, statement=f"{made.statement}; spread over 3 hours")
 
 
+def _replayed(path: Path, quick: bool) -> Workload:
+    """The file's requests, from its beginning."""
+    most = TRACE_REQUESTS_MAX if quick else None
+    return replace(from_file(path, requests_max=most), name=path.stem)
+
+
 def _workloads(quick: bool) -> tuple[str, ...]:
     most = ("cyclic", "zipf")
-    return most if quick else (*most, "chat", "reverse", "agents", "rag")
+    return most if quick else Capacity.selectable
 
 
 def _made(name: str, seed: int, quick: bool) -> Workload:

@@ -26,7 +26,7 @@ import xxhash
 from bench.core import fio
 from bench.core.adapters import OURS
 from bench.core.case import FULL, QUICK, Context, Figure, Outcome, Parameter, Row, Table, Verdict
-from bench.core.mounts import Conditions, Mount, mounted
+from bench.core.mounts import Conditions, Mount, let_go_of_pages, mounted
 from bench.core.profile import Sampler, process_seconds
 from bench.core.select import choices, interval, ratio, texts, values, where
 from bench.core.statistics import at_least, median
@@ -155,6 +155,7 @@ class Ceiling:
             keys = turn.next_keys()
             if operation == "load":
                 turn.driver.store(keys, turn.memory.source.objects)
+                turn.let_go()
             with Sampler(mount.daemon_pid) as profile:
                 if operation == "store":
                     turn.driver.store(keys, turn.memory.source.objects)
@@ -266,6 +267,7 @@ def plain(
         (mount.path / folder).mkdir(exist_ok=True)
         if operation == "load":
             fio.lay_out(mount.backing / folder, BATCH.total)
+            let_go_of_pages(mount.backing / folder)
         try:
             moved = fio.run(mount.path / folder, FIO_OPERATION[operation], plan)
         except fio.FioFailed as error:

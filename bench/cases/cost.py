@@ -19,7 +19,7 @@ import numpy as np
 from bench.cases import cost_says
 from bench.core.adapters import FS_NATIVE, OURS, Driver
 from bench.core.case import FULL, QUICK, Context, Figure, Parameter, Row, Verdict
-from bench.core.mounts import Conditions, Mount, mounted
+from bench.core.mounts import Conditions, Mount, let_go_of_pages, mounted
 from bench.engine.engine import SyntheticEngine, arena_of
 from bench.engine.hardware import GPUS, prefill_on
 from bench.engine.models import MODELS, Model
@@ -129,6 +129,7 @@ class Rig:
         engine.store_seconds.clear()
         engine.l1.clear()
         self.driver.close_files()
+        let_go_of_pages(self._mount.backing / self._folder)
         again = engine.serve(chunks, tokens + 1)
         engine.drain()
         self._mount.apply(Conditions())

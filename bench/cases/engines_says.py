@@ -7,6 +7,7 @@ have is not counted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,36 +31,34 @@ KINDS = {
     "other": "then on B",
     "own": "again on A",
 }
+PROMPT_TOKENS, CHUNK_TOKENS = 4000, 256
 DRIFT = "one after the other, not interleaved: the machine's drift is in it"
 
 
 def reloads(rows: Sequence[Row]) -> list[Row]:
-    """Rows of TTFT but those of reloads that brought nothing where something was to be had."""
-    empty = {
-        (row.params.get("cell"), row.params.get("latency_ms"), row.params.get("kind"), row.repeat)
-        for row in rows
-        if row.metric == "loaded_tokens" and not row.value
-    }
+    """Rows of TTFT but those of reloads that brought less than was to be had."""
+    loaded = {_request(row): row.value for row in rows if row.metric == "loaded_tokens"}
     return [
         row
         for row in rows
-        if not (
-            row.metric == "ttft"
-            and _must_load(row)
-            and (
-                row.params.get("cell"),
-                row.params.get("latency_ms"),
-                row.params.get("kind"),
-                row.repeat,
-            )
-            in empty
-        )
+        if row.metric != "ttft" or (loaded.get(_request(row), math.inf) or 0.0) >= _due(row)
     ]
 
 
-def _must_load(row: Row) -> bool:
-    adapter, kind = row.params.get("adapter"), row.params.get("kind")
-    return (kind == "other" and adapter in (OURS, FS_NATIVE)) or (kind == "own" and adapter != NONE)
+def _request(row: Row) -> tuple[object, ...]:
+    return (*(row.params.get(name) for name in ("cell", "latency_ms", "kind")), row.repeat)
+
+
+def _due(row: Row) -> int:
+    return due_tokens(str(row.params.get("adapter")), str(row.params.get("kind")))
+
+
+def due_tokens(contender: str, kind: str) -> int:
+    """What a request has to load. On the other replica all whole chunks; on its own at least
+    something, since its caches may still hold a part."""
+    if kind == "other" and contender in (OURS, FS_NATIVE):
+        return PROMPT_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS
+    return 1 if kind == "own" and contender != NONE else 0
 
 
 def verdicts(rows: Sequence[Row]) -> list[Verdict]:

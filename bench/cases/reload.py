@@ -119,6 +119,7 @@ class Reload:
                     for some in keys:
                         turn.driver.store(some, memory.source.objects)
                 turn.driver.close_files()
+                turn.let_go()
                 with Sampler(mount.daemon_pid) as loading:
                     for some in keys:
                         turn.driver.lookup(some)
@@ -188,6 +189,7 @@ class Reload:
                 turn.driver.close_files()
             if at == 0:
                 turn.memory.target.clear()  # what is compared is what the measured load brought
+            turn.let_go()
             before, own = mount.counters(), turn.driver.counts()
             found, loaded = turn.driver.lookup(keys), turn.driver.load(keys, objects)
             after, own_after = mount.counters(), turn.driver.counts()

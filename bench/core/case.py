@@ -93,6 +93,8 @@ class Context:
     cells: Cells
     only: tuple[str, ...] = ()
     """Names of contenders or cells to confine the case to; empty: all of them."""
+    trace: Path | None = None
+    """A file of requests to measure, for cases that take one (`takes_trace`)."""
     is_late: Callable[[], bool] = _never
     """Whether the case has taken so long that what is optional is to be left out."""
 
@@ -178,7 +180,8 @@ class Case(Protocol):
     machine with two cores: shown before a run, never in a result. `needs` names tools
     (bench/core/needs.py): where one is missing the case is not run, and what would install it is
     said and recorded. A case may also have `random_by_nature`: metrics whose spread is a result and
-    no noise; and `selectable`: what `--only` may name."""
+    no noise; `selectable`: what `--only` may name; and `takes_trace`: it can measure the requests
+    of a file in place of generated ones."""
 
     name: str
     question: str

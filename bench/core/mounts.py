@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import os
 import tempfile
 import threading
 import time
@@ -110,11 +111,28 @@ def mounted(folder: Path, *, cache: bool = False) -> Iterator[Mount]:
 def what_serves(mount: Mount) -> str:
     """Where the bytes of a load come from, as a report says it."""
     kind = file_system(mount.backing)
-    if not mount.throttled:
-        return f"a plain directory on {kind}, through this machine's page cache"
+    place = "one mount" if mount.throttled else "a plain directory"
     if kind in IN_MEMORY:
-        return "one mount, page cache bypassed"
-    return f"one mount over {kind}, behind which this machine's page cache serves what was stored"
+        return f"{place}, page cache bypassed" if mount.throttled else f"{place} in memory ({kind})"
+    over = "over" if mount.throttled else "on"
+    return f"{place} {over} {kind}, this machine's page cache let go before each lookup"
+
+
+def let_go_of_pages(folder: Path) -> None:
+    """Of the files below: what is read next comes from where they lie, not from this machine's page
+    cache. Where they lie in memory there is nothing to let go. Outside of any timing."""
+    if file_system(folder) in IN_MEMORY:
+        return
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if not path.is_file():
+                continue
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fdatasync(fd)  # a page not yet written stays
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
 
 
 def plain_bandwidth_mb_s(mount: Mount, readers: int = 4, size: int = 64 * MIB) -> float:

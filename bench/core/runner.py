@@ -40,6 +40,7 @@ class Order:
     rounds: int = 0
     seed: int = 1
     only: tuple[str, ...] = ()
+    trace: Path | None = None
     command: str = "python -m bench"
 
 
@@ -116,6 +117,7 @@ def run_case(case: Case, order: Order, results: Path, progress: Progress) -> Sav
                 seed=order.seed,
                 cells=recording,
                 only=order.only,
+                trace=order.trace,
                 is_late=lambda: order.profile == QUICK and time.monotonic() - began > limit_seconds,
             )
             case.run(context)

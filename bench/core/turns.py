@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.core.adapters import OURS, Arena, Driver, Timed, object_keys
 from bench.core.case import Context, Parameter
-from bench.core.mounts import Conditions, Mount
+from bench.core.mounts import Conditions, Mount, let_go_of_pages
 from bench.core.vllm_tier import VLLM_TIER, VllmTier
 
 WARMUP_ROUNDS = 1
@@ -76,6 +76,10 @@ class Turn:
     def next_keys(self) -> list[object]:
         self._first += self.memory.batch.count
         return object_keys(self._first, self.memory.batch.count)
+
+    def let_go(self) -> None:
+        """What was stored is served from where it lies, for every contender alike."""
+        let_go_of_pages(self._mount.backing / self._folder)
 
     def remove_data(self) -> None:
         """What was stored so far, from behind the mount. Ours keeps its journals."""
@@ -157,8 +161,10 @@ def one_turn(turn: Turn) -> dict[str, Timed]:
     """Store, look up, load, compare. Raises TurnFailed where not every chunk made it."""
     keys = turn.next_keys()
     driver, memory = turn.driver, turn.memory
-    timed = {"store": driver.store(keys, memory.source.objects), "lookup": driver.lookup(keys)}
+    timed = {"store": driver.store(keys, memory.source.objects)}
     memory.target.clear()
+    turn.let_go()
+    timed["lookup"] = driver.lookup(keys)
     timed["load"] = driver.load(keys, memory.target.objects)
     driver.unlock(keys)
     for operation, one in timed.items():

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -38,6 +39,8 @@ def hash_ids(path: Path, *, requests_max: int | None = None) -> Workload:
         requests = read(path)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: not a trace with hash_ids: {error!r}") from None
+    if not requests:
+        raise ValueError(f"{path}: no requests in it")
     kept = requests if requests_max is None else requests[:requests_max]
     return in_order("trace", kept, f"replay of {path.name}", BLOCK_TOKENS)
 
@@ -53,20 +56,22 @@ def sharegpt(
     """Real conversations, beginning at the given times."""
     try:
         entries = json.loads(path.read_text())
-        dialogues = [entry["conversations"] for entry in entries]
-    except (KeyError, TypeError, ValueError) as error:
+        dialogues = [list(_turns(entry["conversations"])) for entry in entries]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: not ShareGPT's format: {error!r}") from None
     fresh, requests = Fresh(), list[Request]()
     system = fresh.blocks(SYSTEM_TOKENS, block_tokens)
     for dialogue, began_at in zip(islice(dialogues, conversations_max), arrivals, strict=False):
         at, tokens, blocks = began_at, SYSTEM_TOKENS, list(system)
-        for said, answered in _turns(dialogue):
+        for said, answered in dialogue:
             tokens += count(said)
             fresh.extend(blocks, tokens, block_tokens)
             output = count(answered)
             requests.append(Request(at, tokens, output, tuple(blocks)))
             tokens += output
             at += output * OUTPUT_TOKEN_SECONDS + THINK_SECONDS
+    if not requests:
+        raise ValueError(f"{path}: no conversations in it")
     return in_order("sharegpt", requests, f"conversations of {path.name}", block_tokens)
 
 
@@ -83,16 +88,25 @@ def burstgpt(
                 if prompt <= 0 or answer <= 0:
                     continue
                 blocks = tuple(fresh.blocks(prompt, block_tokens))
-                requests.append(Request(float(row["Timestamp"]), prompt, answer, blocks))
+                requests.append(Request(_time(row["Timestamp"]), prompt, answer, blocks))
                 if len(requests) == requests_max:
                     break
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path}, line {rows.line_num}: not BurstGPT's format: {error!r}"
             ) from None
-    first = requests[0].at if requests else 0.0
+    if not requests:
+        raise ValueError(f"{path}: no requests with an answer in it")
+    first = min(request.at for request in requests)
     moved = [Request(r.at - first, r.prompt_tokens, r.output_tokens, r.blocks) for r in requests]
     return in_order("burstgpt", moved, f"arrivals and lengths of {path.name}", block_tokens)
+
+
+def _time(text: str) -> float:
+    at = float(text)
+    if not math.isfinite(at):
+        raise ValueError(f"Timestamp {text}")
+    return at
 
 
 def _turns(dialogue: list[dict[str, str]]) -> Iterator[tuple[str, str]]:
@@ -100,6 +114,8 @@ def _turns(dialogue: list[dict[str, str]]) -> Iterator[tuple[str, str]]:
     said = None
     for part in dialogue:
         who, text = part.get("from", ""), part.get("value", "")
+        if type(text) is not str:
+            raise TypeError(f"a value that is no text: {type(text).__name__}")
         if who in ("human", "user"):
             said = text
         elif said is not None and who in ("gpt", "assistant", "chatgpt", "bing", "bard"):

@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from bench.cases import capacity, capacity_says
-from bench.cases.capacity import Timing, workload_of
+from bench.cases.capacity import Capacity, Timing, workload_of
 from bench.core.case import Context, Outcome, Parameter, Row
+from bench.workloads.__main__ import as_trace
+from bench.workloads.files import hash_ids
+from bench.workloads.registry import make
+from bench.workloads.workload import Workload
 from sharedfs_backend.economics import Loading, Prefill
 from tests.bench.cases.recorded import Recorded
 
@@ -30,6 +36,20 @@ def test_workloads_are_spread_over_hours() -> None:
     workload = workload_of("cyclic", 1, quick=True)
     assert workload.requests[-1].at == capacity.SPAN_SECONDS
     assert workload.reuse > 0.8
+
+
+def test_a_trace_is_measured_in_place_of_generated_requests(
+    tmp_path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "mine.jsonl"
+    trace.write_text(as_trace(make("agents", 1, scale=0.1)))
+    asked: list[Workload] = []
+    monkeypatch.setattr(capacity, "SHARES", {"quick": (1.0,)})
+    monkeypatch.setattr(
+        Capacity, "_cell", lambda self, context, workload, *more: asked.append(workload)
+    )
+    capacity.CASE.run(replace(recorded.context(tmp_path), trace=trace))
+    assert [(w.name, w.requests) for w in asked] == [("mine", hash_ids(trace).requests)]
 
 
 def test_a_policy_that_loses_hits_is_told_with_the_place() -> None:

@@ -51,6 +51,17 @@ def test_a_reload_that_brought_no_token_is_not_counted() -> None:
     assert ours == [300, 305]
 
 
+def test_a_reload_that_brought_a_part_is_not_counted() -> None:
+    found = [
+        *rows("ttft", "ours", [300, 310]),
+        *rows("loaded_tokens", "ours", [256, 3840]),
+        *rows("ttft", "ours", [320], kind="own"),
+        *rows("loaded_tokens", "ours", [256], kind="own"),
+    ]
+    kept = engines_says.reloads(found)
+    assert [row.value for row in kept if row.metric == "ttft"] == [310, 320]
+
+
 def test_a_cold_prompt_is_counted_though_it_loads_nothing() -> None:
     found = rows("ttft", "ours", [3000], kind="cold") + rows(
         "loaded_tokens", "ours", [0], kind="cold"
@@ -117,7 +128,7 @@ def test_each_contender_gets_the_directory_its_name_says(tmp_path: Path) -> None
 
 def test_prompts_outlast_the_caches_they_must_leave() -> None:
     """Or asking A again would measure the engine's own cache."""
-    assert engines.BLOCKS * 128 < engines.PROMPTS_MIN * engines.PROMPT_TOKENS
+    assert engines.BLOCKS * 128 < engines.PROMPTS_MIN * engines_says.PROMPT_TOKENS
     l1_tokens = engines.L1_GIB * (1 << 30) / (16 << 10)
-    assert l1_tokens < engines.PROMPTS_MIN * engines.PROMPT_TOKENS
+    assert l1_tokens < engines.PROMPTS_MIN * engines_says.PROMPT_TOKENS
     assert Setup("ours", "mount") in engines.SETUPS

@@ -70,6 +70,15 @@ def test_what_could_not_be_measured_is_said_when_a_case_ends(
     assert "3 values could not be measured, 3 of them: no space" in capfd.readouterr().err
 
 
+def test_a_trace_is_refused_by_cases_that_take_none(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text("{}")
+    refused = CliRunner().invoke(app, ["run", "cost", "--trace", str(trace)])
+    assert "cost takes none; these do: capacity" in str(refused.exception or refused.output)
+    broken = CliRunner().invoke(app, ["run", "capacity", "--trace", str(trace)])
+    assert "not a trace with hash_ids" in str(broken.exception or broken.output)
+
+
 def test_a_name_with_a_comma_can_be_chosen() -> None:
     found, wanted = registry(), ("batch", "fs_native, 32 workers", "ours", "fs_native")
     assert _parts(found, ["reload"], ",".join(wanted)) == wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,8 +65,37 @@ def test_a_part_of_a_chunk_in_another_s_place_is_seen() -> None:
     assert memory.wrong_chunks() == 2
 
 
-def test_a_plain_directory_is_said_to_go_through_the_page_cache(plain: Plain) -> None:
-    assert "through this machine's page cache" in what_serves(plain)
+@pytest.mark.parametrize("kind", ["ext4", "tmpfs"])
+def test_pages_of_a_file_system_on_disk_are_let_go_between_store_and_lookup(
+    plain: Plain, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(mounts, "file_system", lambda _: kind)
+    monkeypatch.setattr(
+        "os.posix_fadvise", lambda fd, *_: done.append(os.readlink(f"/proc/self/fd/{fd}"))
+    )
+    memory = Memory(BATCH, 1)
+    turn = Turn(FS_NATIVE, plain, "cell", memory)
+    store, lookup = turn.driver.store, turn.driver.lookup
+
+    def noted_store(*given: Any) -> Any:
+        stored = store(*given)
+        done.append("stored")
+        return stored
+
+    def noted_lookup(*given: Any) -> Any:
+        done.append("looked up")
+        return lookup(*given)
+
+    turn.driver.store, turn.driver.lookup = noted_store, noted_lookup
+    try:
+        one_turn(turn)
+    finally:
+        turn.close()
+    between = done[done.index("stored") + 1 : done.index("looked up")]
+    assert len(between) == (BATCH.count if kind == "ext4" else 0)
+    said = "page cache let go" if kind == "ext4" else "in memory"
+    assert said in what_serves(plain)
 
 
 def test_a_batch_comes_back_as_it_was_stored(driver: Driver) -> None:

@@ -153,12 +153,21 @@ def test_burstgpt_gives_arrivals_and_lengths_without_failed_requests(tmp_path: P
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("a.jsonl", "{}\n"), ("a.json", "{}"), ("a.csv", "x,y\n1,2\n"), ("a.txt", "")],
+    [
+        ("a.jsonl", "{}\n"),
+        ("a.jsonl", ""),
+        ("a.json", '[{"no": 1}]'),
+        ("a.json", "[]"),
+        ("a.json", '[{"conversations": ["x"]}]'),
+        ("a.json", '[{"conversations": [{"from": "human", "value": 1}]}]'),
+        ("a.csv", "x,y\n1,2\n"),
+        ("a.csv", "Timestamp,Request tokens,Response tokens\nnan,600,10\n"),
+        ("a.csv", "Timestamp,Request tokens,Response tokens\n1,600,0\n"),
+        ("a.txt", ""),
+    ],
 )
 def test_a_file_of_another_kind_is_named(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    if name == "a.json":
-        (tmp_path / name).write_text('[{"no": 1}]')
     with pytest.raises(ValueError, match=name):
         from_file(tmp_path / name)
 
