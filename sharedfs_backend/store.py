@@ -337,8 +337,14 @@ class Store:
         if self._closed:
             return
         self._closed = True
-        if self._made.pid == os.getpid():
-            self._made.parts.close(timeout_seconds, own_runtime=self._injected[0] is None)
+        if self._made.pid != os.getpid():
+            return
+        parts, own_runtime = self._made.parts, self._injected[0] is None
+        try:
+            parts.close(timeout_seconds, own_runtime=own_runtime)
+        except BaseException:  # a signal handler's: no time is left, but nothing may go on
+            parts.close(0.0, own_runtime=own_runtime)
+            raise
 
     def __enter__(self) -> Store:
         return self

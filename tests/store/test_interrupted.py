@@ -1,4 +1,4 @@
-"""An exception out of a signal handler ends `put` and `load`, and with them their use of buffers.
+"""An exception out of a signal handler ends `put`, `load` and `close`, and their use of buffers.
 
 Ctrl-C, or a time limit of the caller's own: it lands wherever the main thread waits. The buffers
 are the caller's again from then on (I7), so nothing may still be read from or written to them.
@@ -52,3 +52,18 @@ def test_an_interrupted_load_writes_to_no_buffer_any_more(
     client.runtime.held = False
     client.runtime.run()
     assert not any(map(any, buffers))
+
+
+def test_an_interrupted_close_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The store counted as closed, so that closing it again did nothing, and it ran on for ever.
+    client = Client(tmp_path)
+    client.put(chunks_of(1, seed=8))
+    client.runtime.held = True
+    task = client.store.submit_put(items_of(CHUNKS))
+    waiters = iter([Interrupted()])
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(client.runtime, "waiter", lambda: next(waiters, Flag()))
+        client.store.close()
+    assert task.is_done and task.stored == [False, False]
