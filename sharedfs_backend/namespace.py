@@ -43,6 +43,7 @@ from sharedfs_backend.layout import (
     parse_settings_name,
     settings_path,
 )
+from sharedfs_backend.lostjournals import LASTING
 from sharedfs_backend.settings import Settings
 from sharedfs_backend.snapshots import read_whole, recognised
 
@@ -116,6 +117,11 @@ def open_namespace(files: Files, settings: Settings, *, create: bool = True) -> 
     try:
         record = newest_settings(files, seal)
     except FileFailure as failure:
+        if failure.kind in LASTING and failure.path.startswith(f"{SETTINGS}/"):
+            raise NamespaceError(
+                f"{settings.root}: {failure}: restore the file, or remove it; then "
+                "`sharedfs init --cap` says the cap again"
+            ) from failure
         if failure.kind is not FailureKind.MISSING:
             raise
         if not create:

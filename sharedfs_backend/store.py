@@ -76,13 +76,18 @@ def _check_keys(keys: Sequence[bytes]) -> None:
 def _check_layouts(
     items: Sequence[PutItem], fingerprint: Callable[[LayoutDescriptor], bytes]
 ) -> None:
-    """Raises ValueError for a layout that cannot be encoded: no later step could name its place.
-    Neighbours nearly always share their layout object."""
+    """Raises ValueError for a layout that cannot be encoded, TypeError for what is none: no later
+    step could name its place. Neighbours nearly always share their layout object."""
     before: LayoutDescriptor | None = None
     for index, item in enumerate(items):
-        if item.layout is before:
+        if item.layout is before is not None:
             continue
         before = item.layout
+        if not isinstance(before, LayoutDescriptor):
+            raise TypeError(
+                f"chunk {index} of {len(items)}: its layout is no LayoutDescriptor: "
+                f"{type(before).__name__}"
+            )
         try:
             fingerprint(item.layout)
         except ValueError as error:
@@ -114,8 +119,9 @@ class Store:
     """One process's view of a namespace.
 
     `root` is created if its parent exists. Raises ConfigError or NamespaceError for what only a
-    person can put right; a file system that does not answer is no error: the store starts sick,
-    misses, and comes alive when it answers. `runtime` and `files` are for tests; `rules` too.
+    person can put right, and where nothing answers within 20 s. A file system that stops answering
+    later is no error: the store misses, and comes alive when it answers. `runtime` and `files` are
+    for tests; `rules` too.
     """
 
     def __init__(

@@ -153,7 +153,8 @@ class _Scratch:
             )
 
     def remove(self) -> None:
-        """Everything a probe may have made. What cannot be removed is a few KiB left for `gc`."""
+        """Everything a probe may have made. What a killed process leaves is a few KiB that nobody
+        reads; a person may remove it."""
         for name in ("a", "b", "c"):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.path, name))

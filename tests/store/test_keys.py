@@ -55,6 +55,13 @@ def test_what_only_looks_like_a_chunk_key_is_refused_and_nobody_elses_store_fail
     client.store.close()
 
 
+def test_what_is_no_layout_is_refused(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    with pytest.raises(TypeError, match="chunk 0 of 1: its layout is no LayoutDescriptor"):
+        client.store.submit_put([PutItem(KEY, memoryview(CONTENT), None)])  # type: ignore[arg-type] # the test
+    assert client.put(CHUNKS).stored == [True, True]
+
+
 def test_what_the_message_says_to_pass_is_stored_and_found(tmp_path: Path) -> None:
     client = Client(tmp_path)
     keys = client.store.keys([ChunkId(b"h" * 32)])

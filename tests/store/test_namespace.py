@@ -13,7 +13,13 @@ from sharedfs_backend import tools
 from sharedfs_backend.chores import SETTINGS_SECONDS
 from sharedfs_backend.exceptions import NamespaceError
 from sharedfs_backend.files import FailureKind, Files, LocalFiles
-from sharedfs_backend.layout import NAMESPACE_PATH, Seal, decode_namespace, encode_namespace
+from sharedfs_backend.layout import (
+    NAMESPACE_PATH,
+    Seal,
+    decode_namespace,
+    encode_namespace,
+    settings_path,
+)
 from sharedfs_backend.namespace import change_settings, seal_of
 from tests.files.faulty import FaultyFiles
 from tests.store.inline import MIB, Client, chunks_of, settings_for
@@ -105,6 +111,16 @@ def test_the_cap_outlives_the_file_of_the_settings_that_hold_it(
     change(tmp_path, "0" * 16, cap_bytes=None)
     reload(client)
     assert cap_of(client) is None
+
+
+def test_settings_that_cannot_be_read_are_named_with_the_remedy(tmp_path: Path) -> None:
+    Client(tmp_path)
+    path = tmp_path / settings_path(9, "8" * 16)
+    path.mkdir()
+    with pytest.raises(NamespaceError, match=r"settings/9\.8+.*restore the file, or remove it"):
+        Client(tmp_path)
+    path.rmdir()
+    Client(tmp_path)
 
 
 def test_settings_that_a_listing_leaves_out_are_not_said_again(
