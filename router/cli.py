@@ -189,7 +189,8 @@ def _raise_descriptors() -> None:
 
 
 async def _serve(settings: Settings, place: Place) -> None:
-    """Until SIGTERM or SIGINT; a second one, or the supervisor's order, ends the drain at once."""
+    """Until SIGTERM or SIGINT; a second one, or the supervisor's order, ends the drain at once.
+    SIGHUP drains too, unless it is ignored (nohup); a terminal sends more than one of them."""
     router = App(settings, place)
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     told = (signal.SIGTERM, signal.SIGINT)
@@ -204,7 +205,8 @@ async def _serve(settings: Settings, place: Place) -> None:
     try:
         await router.start()
         # Not sooner: a start that a dead file system holds up must end as any program does.
-        for number in {*told, *orders}:
+        hung_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        for number in {*told, *orders, *((signal.SIGHUP,) if hung_up else ())}:
             loop.add_signal_handler(number, signals.put_nowait, number)
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)

@@ -105,6 +105,14 @@ def supervise(start: Start, *, host: str, port: int, workers: int, drain_seconds
     stopping = threading.Event()
     for known in (signal.SIGTERM, signal.SIGINT):
         signal.signal(known, lambda *_: stopping.set())
+
+    def hung_up(*_: object) -> None:
+        """A terminal sends more than one: the next is not the second order to end."""
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        stopping.set()
+
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, hung_up)
     with (
         held_port(host, port) as at,
         tempfile.TemporaryDirectory(prefix="sharedfs-router-") as folder,

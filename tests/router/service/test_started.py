@@ -60,6 +60,24 @@ def test_a_second_signal_ends_the_drain_at_once(workers: str) -> None:
         hold.set()
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_terminal_that_hangs_up_more_than_once_lets_streams_finish(workers: str) -> None:
+    with replicas(1) as (one,), launched("--replicas", one.url, "--workers", workers) as running:
+        until(lambda: running.ask("/replicas").json()["workers"] == int(workers))
+        running.wait_ready(1)
+        one.script.hold_after = (1, go_on := threading.Event())
+        _, answer = running.stream()
+        pid = running.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for _ in range(2):
+            for process in (pid, *map(int, children)):
+                os.kill(process, signal.SIGHUP)
+            until(lambda: sum("draining" in line for line in running.said) == int(workers))
+        go_on.set()
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+        assert running.process.wait(20) == 0
+
+
 def test_a_process_that_is_told_to_end_while_it_starts_has_ended_well() -> None:
     waiting = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     done = subprocess.Popen([sys.executable, "-c", ""])
