@@ -43,7 +43,7 @@ hold one up, and ending it cuts its streams."""
 END_NOW = signal.SIGUSR1
 """To a worker: end the drain."""
 ENDED_WELL = (0, -signal.SIGTERM, -signal.SIGHUP, -END_NOW)
-"""The latter two: it was still starting, or had finished, and had nothing to drain."""
+"""All but the first: it was still starting, or had finished, and had nothing to drain."""
 
 Start = Callable[[int, int, Path, Board], subprocess.Popen[bytes]]
 """Starts worker `number` on a port, meeting the others in a directory, its beats on the board."""
