@@ -74,17 +74,28 @@ def share_as_the_namespace(settings: Settings) -> None:
     """What this process makes can be read by whoever reads the namespace's journals, whatever the
     operator's umask: one journal or snapshot that the engines cannot read, and no pass of theirs is
     complete any more; one such settings file, and none of them starts. Nothing for a new one."""
-    found: list[int] = []
+    found: list[os.stat_result] = []
 
     def look() -> None:
         with contextlib.suppress(OSError):
-            found.append(os.stat(os.path.join(settings.root, JOURNALS)).st_mode)
+            found.append(os.stat(os.path.join(settings.root, JOURNALS)))
 
     thread = threading.Thread(target=look, daemon=True)  # the mount may hang
     thread.start()
     thread.join(LOOK_SECONDS)
-    if found and stat.S_ISDIR(found[0]):
-        os.umask(~found[0] & 0o777)
+    if found and stat.S_ISDIR(found[0].st_mode):
+        os.umask(umask_like(found[0], os.geteuid(), os.getegid()))
+
+
+def umask_like(directory: os.stat_result, uid: int, gid: int) -> int:
+    """The umask with which this user's files are read by who reads the directory. Its owner is one
+    of the others to them unless a group joins the two: root's in a private namespace. Then they
+    are readable by all, and the directories keep out who was kept out before."""
+    mode = directory.st_mode
+    joined = mode & stat.S_IRGRP and (mode & stat.S_ISGID or directory.st_gid == gid)
+    if directory.st_uid != uid and not joined:
+        mode |= 0o055
+    return ~mode & 0o777
 
 
 def stripe_layout(text: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from sharedfs_backend import tools
 from sharedfs_backend.cli.commands import app
+from sharedfs_backend.cli.options import umask_like
 from sharedfs_backend.cli.output import Status
 from sharedfs_backend.layout import NAMESPACE_PATH, Seal, encode_namespace
 from tests.store.inline import Client, chunks_of
@@ -283,6 +284,25 @@ def test_what_an_operator_writes_can_be_read_by_who_reads_the_namespace(tmp_path
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in root.rglob("*")} == {0o644, 0o755}
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "gid", "umask"),
+    [
+        (0o700, 1000, 1000, 0o077),  # the owner's own
+        (0o700, 0, 0, 0o022),  # root's in a private namespace: 0600 would be root's alone
+        (0o750, 0, 0, 0o022),
+        (0o750, 0, 1000, 0o027),
+        (0o2770, 0, 0, 0o007),
+        (0o755, 0, 0, 0o022),
+        (0o777, 0, 0, 0),
+    ],
+)
+def test_whoever_owns_the_directory_reads_what_another_user_makes_there(
+    mode: int, uid: int, gid: int, umask: int
+) -> None:
+    directory = os.stat_result((0o040000 | mode, 1, 1, 2, 1000, 1000, 0, 0, 0, 0))
+    assert umask_like(directory, uid, gid) == umask
 
 
 def test_an_interrupted_command_says_so_and_no_more(
