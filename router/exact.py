@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 EXACT_BYTES_MAX = 4 << 20
 """Longer prompts are weighed by their characters: tokenizing them takes a second."""
 WAITING_MAX = 64
-"""Requests whose tokens are being found; more are weighed by their characters (I9)."""
+"""Requests whose tokens are being found, those nobody waits for any more included; more are weighed
+by their characters (I9)."""
 EXACT_SECONDS_MAX = 2.0
 """A request waits no longer for its tokens, others' before it included: then its characters do."""
 THREADS = 2
@@ -75,6 +76,17 @@ class ExactAsk:
     ask: Ask
     kind: Kind | None = None
     """None: from characters."""
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A request whose tokens are to be found."""
+
+    kind: Kind
+    parsed: Parsed
+    adapter: str
+    is_over: bool = False
+    """Nobody waits any more."""
 
 
 def keyspace_of(replicas: Iterable[AnnouncedReplica]) -> Keyspace | str:
@@ -163,24 +175,40 @@ class Exact:
             and self._waiting < WAITING_MAX
         )
         if usable and kind is not None and adapter is not None:
-            self._waiting += 1
-            try:
-                loop = asyncio.get_running_loop()
-                work = loop.run_in_executor(self._executor, self._exact, kind, parsed, adapter)
-                made = await asyncio.wait_for(work, EXACT_SECONDS_MAX)
-            except TimeoutError:
-                made = None
-            finally:
-                self._waiting -= 1
+            made = await self._in_time(_Wanted(kind, parsed, adapter))
             if made is not None:
                 self.exact_asks += 1
                 return ExactAsk(made, kind)
         self.character_asks += 1
         return ExactAsk(ask_of(parsed, tokens_per_byte))
 
-    def _exact(self, kind: Kind, parsed: Parsed, adapter: str) -> Ask | None:
+    async def _in_time(self, wanted: _Wanted) -> Ask | None:
+        """Found by a worker; None where that takes too long. Its place is taken until a worker has
+        had it: the executor's queue keeps what is cancelled, bodies included, and has no end."""
+        loop = asyncio.get_running_loop()
+        self._waiting += 1
+        try:
+            work = loop.run_in_executor(self._executor, self._exact, wanted)
+        except BaseException:
+            self._waiting -= 1
+            raise
+        work.add_done_callback(self._had)
+        try:
+            return await asyncio.wait_for(asyncio.shield(work), EXACT_SECONDS_MAX)
+        except TimeoutError:
+            return None
+        finally:
+            wanted.is_over = True
+
+    def _had(self, work: asyncio.Future[Ask | None]) -> None:
+        self._waiting -= 1
+
+    def _exact(self, wanted: _Wanted) -> Ask | None:
         """On a worker's thread. A tokenizer may raise anything for what a client can send; the
         engine will say so to it."""
+        if wanted.is_over:
+            return None
+        kind, parsed, adapter = wanted.kind, wanted.parsed, wanted.adapter
         try:
             return self._in_tokens(kind, parsed, adapter)
         except Exception:

@@ -357,7 +357,33 @@ def test_a_request_does_not_wait_for_its_tokens_for_ever(
     assert isinstance(executor, Now)
     executor.held = []
     assert from_characters(exact, COMPLETION, prompt="x")
-    assert exact._waiting == 0
+
+
+def test_what_nobody_waits_for_any_more_takes_its_place_until_a_worker_had_it(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Cancelled work stays in an executor's queue: 32 bodies a second, for as long as one hangs.
+    monkeypatch.setattr("router.exact.EXACT_SECONDS_MAX", 0.01)
+    exact = exact_of(tokenizer)
+    executor = exact._executor
+    assert isinstance(executor, Now)
+    held: list[Callable[[], None]] = []
+    executor.held = held
+    found: list[Kind] = []
+    monkeypatch.setattr("router.exact.ids_of", lambda _, kind, fields: found.append(kind))
+    parsed = parse(COMPLETION, body(prompt="x"))
+
+    async def hang() -> None:
+        for _ in range(2):
+            await asyncio.gather(*[exact.ask(COMPLETION, parsed, 0.25) for _ in range(50)])
+        assert len(held) == WAITING_MAX
+        for work in held:
+            work()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (exact._waiting, found) == (0, [])
+
+    asyncio.run(hang())
 
 
 def test_a_chat_rendered_to_more_than_any_prompt_is_not_foreseeable(
