@@ -42,6 +42,8 @@ log = logging.getLogger("launch.node")
 TICK_SECONDS = 1.0
 HEALTH_SECONDS = 5.0
 NOTE_EVERY_TICKS = 5
+ASK_SECONDS = 30.0
+"""Between two looks at whether a starting engine answers: one that hangs takes HEALTH_SECONDS."""
 START_TIMES_MAX = 2.0
 """FLEET_START_SECONDS after which a part that never answered counts as ended: whoever is only slow
 comes up after the fleet has said that it goes on without it."""
@@ -78,7 +80,8 @@ class _Replica:
     start_at: float | None = 0.0
     """None: given up."""
     answer_by: float | None = None
-    """When the engine must answer; None: it has."""
+    """When the engine must have answered; None: it has."""
+    ask_at: float = 0.0
 
 
 class Node:
@@ -171,13 +174,17 @@ class Node:
                 return
 
     def _answers(self, replica: _Replica, now: float) -> bool:
-        """False when an engine that should have come up by now does not answer."""
-        if replica.answer_by is not None and now > replica.answer_by:
+        """False when an engine that should have come up by now never answered. Once it did it is
+        left alone: a busy one may well be silent just when its time to start is over."""
+        if replica.answer_by is None:
+            return True
+        is_late = now > replica.answer_by
+        if is_late or now >= replica.ask_at:
+            replica.ask_at = now + ASK_SECONDS
             url = f"http://{self._plan.address}:{replica.port}/health"
-            if not self._effects.is_healthy(url):
-                return False
-            replica.answer_by = None
-        return True
+            if self._effects.is_healthy(url):
+                replica.answer_by = None
+        return replica.answer_by is None or not is_late
 
     def _start(self, replica: _Replica) -> None:
         (replica.port,) = self._ports([2 + replica.number])
@@ -185,7 +192,9 @@ class Node:
         name = replica.plan.name.rpartition("-")[2]
         replica.engine = self._effects.start(f"engine-{name}", commands.engine(*arguments))
         replica.announcer = self._effects.start(f"announce-{name}", commands.announcer(*arguments))
-        replica.answer_by = self._effects.now() + START_TIMES_MAX * self._site.start_seconds
+        now = self._effects.now()
+        replica.answer_by = now + START_TIMES_MAX * self._site.start_seconds
+        replica.ask_at = now + ASK_SECONDS
         log.info(
             "%s: starting at http://%s:%d", replica.plan.name, self._plan.address, replica.port
         )
