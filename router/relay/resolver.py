@@ -113,7 +113,8 @@ class Resolver:
             except ssl.SSLError:
                 raise
             except TimeoutError:
-                silent[address] = self._now() + SILENT_SECONDS
+                # Not `silent`: a look-up that ended meanwhile has put another in its place.
+                self._known(host).silent_until[address] = self._now() + SILENT_SECONDS
                 troubles.append(f"{address} does not answer")
             except OSError as error:
                 troubles.append(str(error))

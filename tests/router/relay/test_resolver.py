@@ -134,6 +134,26 @@ async def test_a_silent_address_leaves_the_next_its_time_and_is_then_tried_last(
 
 
 @over_sockets
+async def test_a_look_up_that_ends_meanwhile_does_not_hide_that_an_address_is_silent(
+    names: NameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ADDRESS_SECONDS", 0.1)
+    tried: list[str] = []
+
+    async def connect(address: str) -> str:
+        tried.append(address)
+        if address == TWO[0]:
+            names.now += FRESH_SECONDS
+            await names.resolver.addresses("a")
+            await asyncio.Event().wait()
+        return address
+
+    for _ in range(2):
+        assert await names.resolver.connected("a", connect) == TWO[1]
+    assert tried == [*TWO, TWO[1]]
+
+
+@over_sockets
 async def test_old_addresses_are_used_while_a_look_up_is_under_way(names: NameServer) -> None:
     await names.resolver.addresses("a")
     names.hold("a")
