@@ -182,9 +182,12 @@ def workload_of(name: str, seed: int, quick: bool) -> Workload:
 
 
 def _replayed(path: Path, quick: bool) -> Workload:
-    """The file's requests, from its beginning."""
-    most = TRACE_REQUESTS_MAX if quick else None
-    return replace(from_file(path, requests_max=most), name=path.stem)
+    """The file's requests, from its beginning, whatever its times count from: every second up to
+    the first one would be lived through."""
+    made = from_file(path, requests_max=TRACE_REQUESTS_MAX if quick else None)
+    first = made.requests[0].at
+    moved = tuple(replace(request, at=request.at - first) for request in made.requests)
+    return replace(made, name=path.stem, requests=moved)
 
 
 def _workloads(quick: bool) -> tuple[str, ...]:

@@ -49,7 +49,19 @@ def test_a_trace_is_measured_in_place_of_generated_requests(
         Capacity, "_cell", lambda self, context, workload, *more: asked.append(workload)
     )
     capacity.CASE.run(replace(recorded.context(tmp_path), trace=trace))
-    assert [(w.name, w.requests) for w in asked] == [("mine", hash_ids(trace).requests)]
+    ((name, requests),) = [(workload.name, workload.requests) for workload in asked]
+    expected = hash_ids(trace).requests
+    assert (name, [r.blocks for r in requests]) == ("mine", [r.blocks for r in expected])
+
+
+def test_a_trace_whose_times_count_from_an_epoch_begins_at_once(tmp_path: Path) -> None:
+    trace = tmp_path / "mine.jsonl"
+    lines = (
+        f'{{"timestamp": {at}, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}}\n'
+        for at in (1_764_000_003_000, 1_764_000_000_000)
+    )
+    trace.write_text("".join(lines))
+    assert [request.at for request in capacity._replayed(trace, True).requests] == [0.0, 3.0]
 
 
 def test_a_policy_that_loses_hits_is_told_with_the_place() -> None:
