@@ -55,6 +55,8 @@ class Origin:
     failure: str = ""
     warnings: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
+    trace: str = ""
+    """A file measured in place of generated requests: its name and the begin of its digest."""
 
 
 @dataclass(frozen=True, slots=True)

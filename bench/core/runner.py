@@ -8,6 +8,7 @@ it had not finished: rows of an unfinished cell are thrown away, so no cell is h
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 import time
@@ -153,6 +154,7 @@ def _recording(case: Case, order: Order, path: Path) -> Recording:
         rounds=order.rounds or ROUNDS[order.profile],
         seed=order.seed,
         only=order.only,
+        trace=_named(order.trace),
     )
     if not path.exists():
         return Recording(path, origin)
@@ -167,6 +169,12 @@ def _recording(case: Case, order: Order, path: Path) -> Recording:
         )
     if earlier.origin.only != order.only:
         was = f"--only {','.join(earlier.origin.only)}" if earlier.origin.only else "no --only"
+        raise SystemExit(
+            f"{path.parent.name} has measured {case.name} with {was}: go on with that, or start "
+            "a new run"
+        )
+    if earlier.origin.trace != origin.trace:
+        was = f"--trace {earlier.origin.trace}" if earlier.origin.trace else "no --trace"
         raise SystemExit(
             f"{path.parent.name} has measured {case.name} with {was}: go on with that, or start "
             "a new run"
@@ -188,6 +196,14 @@ def _recording(case: Case, order: Order, path: Path) -> Recording:
     )
     kept = [row for row in earlier.rows if row.params.get("cell") in earlier.cells]
     return Recording(path, origin, kept, set(earlier.cells))
+
+
+def _named(trace: Path | None) -> str:
+    """By its content too: another file may have its name."""
+    if trace is None:
+        return ""
+    with trace.open("rb") as content:
+        return f"{trace.name} ({hashlib.file_digest(content, 'sha256').hexdigest()[:12]})"
 
 
 def _differs(earlier: Origin, now: Origin) -> str:

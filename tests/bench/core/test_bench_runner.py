@@ -100,6 +100,17 @@ def test_a_run_goes_on_only_with_what_it_was_measured_with(
         run_case(Toy(lambda: 2.0), other, tmp_path / "run", Silent())
 
 
+def test_a_run_goes_on_only_with_the_trace_it_began_with(tmp_path: Path, order: Order) -> None:
+    (trace := tmp_path / "t.jsonl").write_text("one")
+    begun = replace(order, trace=trace)
+    run_case(Toy(fails), begun, tmp_path / "run", Silent())
+    with pytest.raises(SystemExit, match="--trace t"):
+        run_case(Toy(lambda: 2.0), order, tmp_path / "run", Silent())
+    trace.write_text("another")
+    with pytest.raises(SystemExit, match="--trace t"):
+        run_case(Toy(lambda: 2.0), begun, tmp_path / "run", Silent())
+
+
 def test_results_do_not_mix_two_kinds_of_directory(
     tmp_path: Path, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
