@@ -110,7 +110,10 @@ class ThreadRuntime:
             Lane.WRITE: _LaneState(write_workers_max, queue_max),
             Lane.BACKGROUND: _LaneState(background_workers_max, queue_max),
         }
-        self._wakeups = {lane: threading.Condition(threading.Lock()) for lane in Lane}
+        # Callers' threads take the locks themselves: an exception out of a signal handler lands in
+        # a Condition's own __enter__ or __exit__, in Python, with the lock held for good.
+        self._locks = {lane: threading.Lock() for lane in Lane}
+        self._wakeups = {lane: threading.Condition(lock) for lane, lock in self._locks.items()}
 
     def now(self) -> float:
         return time.clock_gettime(_CLOCK)
@@ -123,7 +126,7 @@ class ThreadRuntime:
 
     def submit(self, lane: Lane, work: Callable[[], None]) -> None:
         state, wakeup = self._lanes[lane], self._wakeups[lane]
-        with wakeup:
+        with self._locks[lane]:
             if self._closed:
                 raise LaneFull("the runtime is closed")
             if len(state.queue) >= state.queue_max:
@@ -189,7 +192,7 @@ class ThreadRuntime:
         deadline = self.now() + timeout_seconds
         self._closed = True
         for lane, wakeup in self._wakeups.items():
-            with wakeup:
+            with self._locks[lane]:
                 wakeup.notify_all()
             while self._lanes[lane].workers and self.now() < deadline:
                 time.sleep(0.002)

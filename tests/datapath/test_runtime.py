@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from types import FrameType
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sharedfs_backend.runtime import Lane, LaneFull, ThreadRuntime
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 
 @pytest.fixture
@@ -114,3 +121,35 @@ def test_time_goes_forward_and_randomness_is_random(runtime: ThreadRuntime) -> N
     assert not waiter.wait(0)
     waiter.set()
     assert waiter.is_set() and waiter.wait(0)
+
+
+def test_an_exception_out_of_a_signal_handler_leaves_no_lane_locked() -> None:
+    # It lands in whatever the caller's thread does in Python. A lane that stays locked ends all its
+    # work, and `close` then waits for it without end.
+    class Interrupted(BaseException):
+        pass
+
+    runtime = ThreadRuntime()
+    runtime._lanes[Lane.READ].idle = 1000  # a worker is there to be told
+    spared, landed, before = 0, 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, arg: object) -> TraceFunction | None:
+        nonlocal landed
+        if frame.f_globals["__name__"] != "threading":
+            return None
+        landed += 1
+        if landed > spared:
+            sys.settrace(None)
+            raise Interrupted
+        return trace
+
+    while landed >= spared:
+        landed = 0
+        with suppress(Interrupted):
+            sys.settrace(trace)
+            runtime.submit(Lane.READ, lambda: None)
+        sys.settrace(before)
+        assert runtime._wakeups[Lane.READ].acquire(blocking=False), f"after {spared} events"
+        runtime._wakeups[Lane.READ].release()
+        spared += 1
+    assert spared > 2
