@@ -149,7 +149,7 @@ class Node:
                 self._server_ended(self._server, now)
 
     def _server_ended(self, server: Running, now: float) -> None:
-        log.error("the LMCache server %s; see %s", _end_of(server), server.log)
+        _say_end(self._plan.name, "LMCache server", server)
         for replica in self._replicas:
             self._stop_replica(replica)
         self._effects.stop([server])
@@ -167,7 +167,7 @@ class Node:
         for what, part in (("engine", replica.engine), ("announcer", replica.announcer)):
             hangs = what == "engine" and not self._answers(replica, now)
             if part is not None and (part.exit_code is not None or hangs):
-                log.error("%s: its %s %s; see %s", replica.plan.name, what, _end_of(part), part.log)
+                _say_end(replica.plan.name, what, part)
                 self._stop_replica(replica)
                 replica.start_at = replica.restarts.after_end(now)
                 self._say_next(replica.plan.name, replica.start_at, now)
@@ -219,9 +219,11 @@ class Node:
             log.info("%s: started again in %.0f s", what, at - now)
 
 
-def _end_of(part: Running) -> str:
-    code = part.exit_code
-    return "has not answered since it was started" if code is None else f"ended ({code})"
+def _say_end(owner: str, what: str, part: Running) -> None:
+    if part.exit_code is None:
+        log.error("%s: its %s has not answered since it was started; see %s", owner, what, part.log)
+    else:
+        log.error("%s: its %s ended (%s); see %s", owner, what, part.exit_code, part.log)
 
 
 class Machine:
