@@ -162,9 +162,9 @@ def one_turn(turn: Turn) -> dict[str, Timed]:
     keys = turn.next_keys()
     driver, memory = turn.driver, turn.memory
     timed = {"store": driver.store(keys, memory.source.objects)}
-    memory.target.clear()
     turn.let_go()
     timed["lookup"] = driver.lookup(keys)
+    memory.target.clear()
     timed["load"] = driver.load(keys, memory.target.objects)
     driver.unlock(keys)
     for operation, one in timed.items():
