@@ -80,7 +80,7 @@ def _check_layouts(
     step could name its place. Neighbours nearly always share their layout object."""
     before: LayoutDescriptor | None = None
     for index, item in enumerate(items):
-        if item.layout is before is not None:
+        if before is not None and item.layout is before:
             continue
         before = item.layout
         if not isinstance(before, LayoutDescriptor):

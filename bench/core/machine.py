@@ -6,6 +6,7 @@ name and no path of this machine gets into a record.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -73,6 +74,12 @@ def versions(*packages: str) -> str:
         except PackageNotFoundError:
             continue
     return ", ".join(found)
+
+
+def digest(path: Path) -> str:
+    """Of a file's content, short: another file may have its name."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()[:12]
 
 
 def now() -> str:

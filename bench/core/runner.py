@@ -8,7 +8,6 @@ it had not finished: rows of an unfinished cell are thrown away, so no cell is h
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 import time
@@ -154,7 +153,7 @@ def _recording(case: Case, order: Order, path: Path) -> Recording:
         rounds=order.rounds or ROUNDS[order.profile],
         seed=order.seed,
         only=order.only,
-        trace=_named(order.trace),
+        trace=f"{order.trace.name} ({machine.digest(order.trace)})" if order.trace else "",
     )
     if not path.exists():
         return Recording(path, origin)
@@ -196,14 +195,6 @@ def _recording(case: Case, order: Order, path: Path) -> Recording:
     )
     kept = [row for row in earlier.rows if row.params.get("cell") in earlier.cells]
     return Recording(path, origin, kept, set(earlier.cells))
-
-
-def _named(trace: Path | None) -> str:
-    """By its content too: another file may have its name."""
-    if trace is None:
-        return ""
-    with trace.open("rb") as content:
-        return f"{trace.name} ({hashlib.file_digest(content, 'sha256').hexdigest()[:12]})"
 
 
 def _differs(earlier: Origin, now: Origin) -> str:

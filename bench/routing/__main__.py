@@ -8,7 +8,6 @@ nothing could be simulated as asked.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import multiprocessing
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
 
-from bench.core.machine import commit
+from bench.core.machine import commit, digest
 from bench.routing.cells import Cell, cells, run
 from bench.routing.choosing import choosing
 from bench.routing.claims import claims
@@ -119,8 +118,7 @@ def _key(cell: Cell, seed: int) -> str:
 
 def _made_of(trace: Path | None) -> dict[str, str]:
     """What results depend on beside their cell and seed."""
-    digest = hashlib.sha256(trace.read_bytes()).hexdigest()[:16] if trace else ""
-    return {"commit": commit(), "trace": digest}
+    return {"commit": commit(), "trace": digest(trace) if trace else ""}
 
 
 def _kept(path: Path | None, made_of: Mapping[str, str]) -> dict[str, list[float]]:
