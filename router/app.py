@@ -41,6 +41,7 @@ from router.sight import sight_of
 from router.sources import Follower, Listing, Source, check_secret, source_of
 from router.steering import PARAMETERS, Steering, Verdict
 from router.tally import Tally
+from router.telling import Telling
 from router.watch import Rhythm, Watch
 
 log = logging.getLogger(__name__)
@@ -114,6 +115,7 @@ class App:
             identity=identity,
         )
         self.peers = Peers(self._asked, self._place.folder, self._place.number)
+        self.telling = Telling(self.fleet, self.peers.meeting, self._place.number, now=self._now)
         self.service = Service(
             Rules(settings.api_key, settings.slo_seconds, settings.retries_max, identity),
             fleet=self.fleet,
@@ -192,6 +194,7 @@ class App:
                 f"cannot listen on {where}: {error}; try another --port or --host"
             ) from error
         await self.peers.start()
+        await self.telling.start()
         if self._place.folder is not None:
             await self._catch_up_again(drained)
         loop = asyncio.get_running_loop()
@@ -226,6 +229,7 @@ class App:
             await self.precision.stop()
         if self._prover is not None:
             await self._prover.stop()
+        await self.telling.close()
         await self.peers.close()
 
     # -- what all processes on the port know (endpoints.Colleagues) ------------------------------
@@ -252,6 +256,7 @@ class App:
             "tokens_per_byte": self.scores.tokens_per_byte,
             "connections": relay.connections if relay else 0,
             "upstream_connections": relay.upstream_connections if relay else 0,
+            "heard": self.telling.heard,
         }
         sight = sight_of(self.fleet.view(self._now()), self.members, extra)
         # What exact mode does without, and why; null where it is off.

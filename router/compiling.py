@@ -27,8 +27,8 @@ COMPILED = (
     "answers", "appraisal", "asks", "canonical", "choice", "common", "constants", "estimate",
     "exchanges", "feedback", "fleet", "history", "learning", "load", "members", "outcome",
     "policies", "prefix", "replica", "reports", "routes", "scores", "service", "shadow", "tally",
-    "tickets", "relay/client", "relay/common", "relay/exchange", "relay/heads", "relay/limits",
-    "relay/pool", "relay/reader", "relay/transfer", "relay/upstream",
+    "tickets", "tidings", "relay/client", "relay/common", "relay/exchange", "relay/heads",
+    "relay/limits", "relay/pool", "relay/reader", "relay/transfer", "relay/upstream",
 )  # fmt: skip
 """What runs for every request."""
 

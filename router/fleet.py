@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Protocol
 
 from router.appraisal import appraise, probe
 from router.asks import Ask, Usage
@@ -53,6 +54,16 @@ EDGE_BLOCKS = 8
 """What remembering an edge takes beside its blocks, in blocks (about 60 bytes each)."""
 
 
+class Listener(Protocol):
+    """Hears of each request of one's own what the fleet does."""
+
+    def placed(self, ticket: Ticket) -> None: ...
+
+    def first(self, ticket: Ticket) -> None: ...
+
+    def closed(self, ticket: Ticket) -> None: ...
+
+
 class Fleet:
     """Replicas, their load and what they are thought to hold."""
 
@@ -88,10 +99,12 @@ class Fleet:
         self._regret_seconds = 0.0
         self._regrets = 0
         self._block_tokens = 1.0
+        self.listener: Listener | None = None
+        """Who is told what happens to one's own requests."""
 
     @property
     def reservations(self) -> int:
-        """Open tickets."""
+        """Open tickets of one's own."""
         return self._reservations
 
     def join(
@@ -208,14 +221,9 @@ class Fleet:
         if rival is not None and theirs is not None:
             last = next(reversed(rival.load.pending), None)
             ticket.rival = Rival(last, theirs.local_s + theirs.shared_s, theirs.compute_s)
-        chosen.load.add(ticket, now)
-        chosen.size(ask.block_tokens, self._memory_tokens)
-        holders = [chosen.gpu, chosen.host]
-        if self._memory_tokens:
-            holders.append(chosen.memory)
-        ticket.edge = self._tree.touch(path, holders)
-        self._common.saw(ask.blocks)
-        self._block_tokens = ask.block_tokens
+        self._placed(ticket, path, chosen, now)
+        if self.listener is not None:
+            self.listener.placed(ticket)
         self._turn += 1
         self._reservations += 1
         self._decisions[chosen.name] += 1
@@ -231,6 +239,26 @@ class Fleet:
             ticket,
         )
 
+    def _placed(self, ticket: Ticket, path: Path, chosen: Replica, now: float) -> None:
+        chosen.load.add(ticket, now)
+        chosen.size(ticket.block_tokens, self._memory_tokens)
+        holders = [chosen.gpu, chosen.host]
+        if self._memory_tokens:
+            holders.append(chosen.memory)
+        ticket.edge = self._tree.touch(path, holders)
+        self._common.saw(ticket.blocks)
+        self._block_tokens = ticket.block_tokens
+
+    def heard(self, ticket: Ticket, now: float) -> bool:
+        """Another router chose a replica: its load and prefixes are what that makes them. False if
+        the replica is not known here. The ticket is closed as one's own is, by `released`; nothing
+        is learned from it."""
+        chosen = self._replicas.get(ticket.replica)
+        if chosen is None:
+            return False
+        self._placed(ticket, self._tree.find(ticket.blocks), chosen, now)
+        return True
+
     def sent(self, ticket: Ticket, now: float) -> None:
         """The request has left for the replica."""
         if ticket.is_open and ticket.sent_at is None:
@@ -241,6 +269,8 @@ class Fleet:
         if not ticket.is_open or ticket.first_at is not None:
             return
         ticket.first_at = now
+        if ticket.is_ours and self.listener is not None:
+            self.listener.first(ticket)
         known = self._replicas.get(ticket.replica)
         if known is None:
             return
@@ -278,7 +308,10 @@ class Fleet:
 
     def _close(self, ticket: Ticket, now: float) -> None:
         ticket.is_open, ticket.rival, ticket.edge = False, None, None
-        self._reservations -= 1
+        if ticket.is_ours:
+            self._reservations -= 1
+            if self.listener is not None:
+                self.listener.closed(ticket)
         known = self._replicas.get(ticket.replica)
         if known is not None:
             known.load.drop(ticket, now)

@@ -1,9 +1,10 @@
 """Load: what one replica has to do, as far as this router knows. State of one event loop.
 
 Prefills are taken to be done one after the other in the order sent, each when its loads are there;
-a first token says that the next can begin. Requests of other routers show in the
-replica's own metrics: what it says is waiting beyond ours counts as so many average prefills.
-Nothing here is reset by health. It must not know prefixes, policies or what a choice costs.
+a first token says that the next can begin. What other processes on the port tell of their requests
+counts like ours. Those of other routers show in the replica's own metrics: what it says is waiting
+beyond ours counts as so many average prefills. Nothing here is reset by health. It must not know
+prefixes, policies or what a choice costs.
 """
 
 from __future__ import annotations
@@ -44,7 +45,15 @@ class Load:
 
     @property
     def in_flight(self) -> int:
+        """One's own, and those one was told of."""
         return len(self.pending) + len(self.decoding)
+
+    def ours_pending(self) -> int:
+        return sum(ticket.is_ours for ticket in self.pending)
+
+    def ours(self) -> int:
+        """Of `in_flight`."""
+        return self.ours_pending() + sum(ticket.is_ours for ticket in self.decoding)
 
     def waiting(self, now: float) -> int:
         """Prefills not done, others' included."""

@@ -67,6 +67,7 @@ GAUGES = {
     "tree_blocks": "Prefix blocks remembered in all.",
     "tokens_per_byte": "Learned: prompt tokens for each byte of text.",
     "workers": "Processes this page covers.",
+    "heard": "Requests under way that other processes on the port told of.",
 }
 TOTALS = {
     "regret_seconds": "What the best choice in hindsight would have saved, summed.",

@@ -45,9 +45,10 @@ class Peers:
 
     async def start(self) -> None:
         """Listens, where there are others at all. OSError if the directory is gone."""
-        if self._folder is None:
+        folder = self.meeting()
+        if folder is None:
             return
-        path = socket_path(self._reached(self._folder), self._number)
+        path = socket_path(folder, self._number)
         path.unlink(missing_ok=True)  # of this number's process before a restart
         self._server = await asyncio.start_unix_server(self._serve, path)
 
@@ -63,16 +64,16 @@ class Peers:
     async def ask_all(self, question: dict[str, Any]) -> list[dict[str, Any]]:
         """Everybody's answers, one's own first, without those that came not in time."""
         others = []
-        if self._folder is not None:
-            folder = self._reached(self._folder)
+        if (folder := self.meeting()) is not None:
             mine = socket_path(folder, self._number)
             others = [path for path in sorted(folder.glob("*.sock")) if path != mine]
         answers = await asyncio.gather(*(_ask(path, question) for path in others))
         return [self._handler(question), *(answer for answer in answers if answer is not None)]
 
-    def _reached(self, folder: Path) -> Path:
-        """Its name, or one short enough for sockets while this is open."""
-        if len(os.fsencode(socket_path(folder, NUMBER_MAX))) <= SOCKET_PATH_MAX:
+    def meeting(self) -> Path | None:
+        """The directory, by its name or by one short enough for sockets while this is open."""
+        folder = self._folder
+        if folder is None or len(os.fsencode(socket_path(folder, NUMBER_MAX))) <= SOCKET_PATH_MAX:
             return folder
         if self._held is None:
             self._held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

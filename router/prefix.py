@@ -25,12 +25,12 @@ from msgspec.json import Decoder
 from router.asks import Ask
 from router.canonical import TOKEN_BYTES, as_bytes, as_json, canonical
 
-BLOCK_BYTES = 512
-"""About 128 tokens of English: a system prompt has several, a 128k-token prompt 1,000."""
+BLOCK_BYTES = 1024
+"""About 256 tokens of English, as many as a chunk of LMCache: a 128k-token prompt has 500."""
 VALUES_MAX = 1_250_000
 """Values in one body, of which the longest prompts of token ids have a million: reading more would
 keep every stream waiting, for half a minute where 64 MiB are full of them."""
-BLOCKS_MAX = 8192
+BLOCKS_MAX = 4096
 """4 MiB of text, about a million tokens: past it a prompt is weighed but not told apart."""
 TOKENS_PER_BYTE = 0.25
 """English text under today's vocabularies; whoever learns better passes it to `ask_of`."""

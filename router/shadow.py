@@ -11,6 +11,7 @@ prompt, not its blocks. Not thread-safe. It must not know time (but for `since`)
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 
@@ -29,11 +30,12 @@ class Holder:
 
 
 class Node:
-    """An edge of the tree: `blocks`, which follow `start` others. The root's are empty."""
+    """An edge of the tree: `blocks`, which follow `start` others. The root's are empty. As an array
+    they take a fifth of a list's memory, and are let go at once."""
 
     __slots__ = ("blocks", "children", "entries", "parent", "start")
 
-    def __init__(self, parent: Node | None, start: int, blocks: list[int]) -> None:
+    def __init__(self, parent: Node | None, start: int, blocks: array[int]) -> None:
         self.parent = parent
         self.start = start
         self.blocks = blocks
@@ -109,7 +111,7 @@ class Tree:
     """All prefixes somebody holds. `blocks` counts those in it."""
 
     def __init__(self) -> None:
-        self.root = Node(None, 0, [])
+        self.root = Node(None, 0, array("Q"))
         self.blocks = 0
 
     def find(self, blocks: Sequence[int]) -> Path:
@@ -146,7 +148,7 @@ class Tree:
         if path.common < len(last.blocks):
             self._split(last, path.common)
         if path.matched < len(path.blocks):
-            fresh = Node(last, path.matched, list(path.blocks[path.matched :]))
+            fresh = Node(last, path.matched, array("Q", path.blocks[path.matched :]))
             last.children[fresh.blocks[0]] = fresh
             self.blocks += len(fresh.blocks)
             nodes.append(fresh)

@@ -1,6 +1,6 @@
 """Sight: what one process sees of the fleet, as plain values, and several processes' as one.
 
-Processes on one port each see their own requests only; whoever is asked for /metrics or /replicas
+Processes on one port each count their own requests only; whoever is asked for /metrics or /replicas
 asks the others for theirs and lays them over each other: own counts are added, what each infers or
 learns about a replica is averaged (weighed by how much it learned from) or the larger one taken,
 and a replica's state is the worst any process sees. Pure.
@@ -14,12 +14,14 @@ from typing import Any
 from router.members import Members
 from router.outcome import FleetView
 
-ADDED = ("in_flight", "pending", "decodes", "samples", "predicted_tokens", "reported_tokens")
-LARGEST = ("pending_s", "shadow_blocks", "kv_usage", "has_alarm", "has_exact_residency")
+ADDED = ("in_flight", "pending", "samples", "predicted_tokens", "reported_tokens")
+LARGEST = (
+    "pending_s", "decodes", "shadow_blocks", "kv_usage", "has_alarm", "has_exact_residency",
+)  # fmt: skip
 AVERAGED = ("fixed_s", "token_s", "pair_s", "shared_bytes_per_s", "shared_latency_s", "trust")
 TOTALS = (
     "reservations", "overloads", "regret_seconds", "regrets", "predicted_tokens",
-    "reported_tokens", "tree_blocks", "connections", "upstream_connections",
+    "reported_tokens", "tree_blocks", "connections", "upstream_connections", "heard",
 )  # fmt: skip
 BETTER = ("ready", "half-open", "draining", "down")
 """States, best first."""
@@ -66,7 +68,7 @@ def merged(sights: list[dict[str, Any]]) -> dict[str, Any]:
     """Several processes' as one; the first is the one that was asked."""
     whole = dict(sights[0])
     for name in TOTALS:
-        whole[name] = sum(sight[name] for sight in sights)
+        whole[name] = sum(sight.get(name, 0) for sight in sights)
     whole["workers"] = len(sights)
     decisions: dict[tuple[str, str], int] = {}
     rows: dict[str, list[dict[str, Any]]] = {}

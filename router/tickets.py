@@ -31,9 +31,9 @@ class Ticket:
 
     __slots__ = (
         "began_at", "block_tokens", "blocks", "chosen_at", "compute_s", "decodes", "edge",
-        "first_at", "host_tokens", "io_s", "io_waited_s", "is_open", "is_streamed",
-        "known_blocks", "load_s", "local_s", "local_tokens", "prompt_tokens", "ready_at",
-        "replica", "rival", "sent_at", "shared_tokens", "was_idle",
+        "first_at", "host_tokens", "io_s", "io_waited_s", "is_open", "is_ours", "is_streamed",
+        "known_blocks", "load_s", "local_s", "local_tokens", "number", "prompt_tokens",
+        "ready_at", "replica", "rival", "sent_at", "shared_tokens", "was_idle",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +87,10 @@ class Ticket:
         self.was_idle = False
         """Nothing was before it when it came."""
         self.is_open = True
+        self.is_ours = True
+        """False: another process on the port chose, and told of it."""
+        self.number = 0
+        """Under which others were told of it; 0: they were not."""
         self.edge: Node | None = None
         """Where its prompt ended in the tree when it was chosen."""
 

@@ -15,8 +15,8 @@ def view_of(each: Replica, now: float) -> ReplicaView:
     return ReplicaView(
         replica=each.name,
         state=each.state,
-        in_flight=load.in_flight,
-        pending=len(load.pending),
+        in_flight=load.ours(),
+        pending=load.ours_pending(),
         pending_s=load.queue_s(now),
         decodes=load.decodes(now),
         fixed_s=speed.prefill.fixed_seconds,

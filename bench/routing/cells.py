@@ -68,6 +68,8 @@ class Cell:
     is_gated: bool = True
     start: str = "right"
     routers: int = 1
+    tell: bool = False
+    """Whether several tell each other, as the processes on one port do."""
 
 
 MAIN = ("ttft", "least-pending-seconds", "weighted-3-2-2", "radix", "radix-smallest", "bound")
@@ -90,6 +92,8 @@ def cells(has_file: bool) -> Iterator[Cell]:
         for routers in (1, 2, 4):
             for policy in ("ttft", "least-pending-seconds"):
                 yield Cell("routers", "file", policy, routers=routers)
+        for routers in (2, 4):
+            yield Cell("routers", "file", "ttft", routers=routers, tell=True)
     for policy in MAIN:
         yield Cell("overload", "overload", policy, replicas=4)
     for trace in GENERATED:
@@ -134,6 +138,7 @@ def run(cell: Cell, seed: int, path: Path | None) -> Outcome:
         replicas=cell.replicas,
         seed=seed,
         routers=cell.routers,
+        tell=cell.tell,
     )
 
 

@@ -76,7 +76,7 @@ def case(cell: Cell) -> str:
     if not cell.is_gated:
         words.append("always loads")
     if cell.routers > 1:
-        words.append(f"{cell.routers} routers")
+        words.append(f"{cell.routers} routers" + " that tell each other" * cell.tell)
     if cell.start != "right":
         words.append(f"started {cell.start}")
     return ", ".join(words)

@@ -18,10 +18,13 @@ from router.asks import Ask, Usage
 from router.constants import Constants
 from router.fleet import Decision, Fleet, FleetView, Observation
 from router.tickets import Ticket
+from router.tidings import Heard, Teller
 
 WARM_UP = 0.1
 """Share of the requests, from the first, that are not counted."""
 SCRAPE_SECONDS = 1.0
+TOLD_SECONDS = 0.025
+"""Until the processes on one port know what another of them did: `router.telling` waits 20 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Outcome:
         return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
 
 
-ARRIVAL, START, FIRST, END = range(4)
+START, FIRST, END, TOLD = range(4)
 
 
 def simulate(
@@ -59,11 +62,13 @@ def simulate(
     replicas: int,
     seed: int,
     routers: int = 1,
+    tell: bool = False,
     tiers: Sequence[Tier] = (),
 ) -> Outcome:
     """Requests in order of arrival, through the product's decisions; of several routers each gets
-    a random share, and knows of the rest only what the replicas' metrics say. `tiers`: one for
-    each replica; else all share a simulated one."""
+    a random share, and knows of the rest only what the replicas' metrics say, or, if they `tell`,
+    what processes on one port tell each other. `tiers`: one for each replica; else all share a
+    simulated one."""
     tiers = tiers or [Tier(world)] * replicas
     engines = {
         f"http://replica-{place}:8000": Engine(world, tier) for place, tier in enumerate(tiers)
@@ -74,6 +79,7 @@ def simulate(
         for name in engines:
             fleet.join(name)
         fleets.append(fleet)
+    told = [_Told(fleet, fleets) for fleet in fleets] if tell else []
     shares = random.Random(seed)
     counts = dict.fromkeys(engines, 0)
     tickets: dict[Work, tuple[Fleet, Ticket]] = {}
@@ -82,11 +88,16 @@ def simulate(
     scrape_at = 0.0
     is_fresh = policy.startswith("weighted")
 
-    events: list[tuple[float, int, int, str, Work | None]] = []
+    events: list[tuple[float, int, int, str, Work | _Message | None]] = []
     numbers = iter(range(1 << 60))
 
-    def push(at: float, kind: int, name: str, work: Work | None = None) -> None:
-        heapq.heappush(events, (at, next(numbers), kind, name, work))
+    def push(at: float, kind: int, name: str, subject: Work | _Message | None = None) -> None:
+        heapq.heappush(events, (at, next(numbers), kind, name, subject))
+
+    def tell_others(now: float) -> None:
+        for each in told:
+            if (message := each.taken()) is not None:
+                push(now + TOLD_SECONDS, TOLD, "", message)
 
     def next_prefill(name: str, now: float) -> None:
         engine = engines[name]
@@ -121,8 +132,12 @@ def simulate(
             tickets[work] = fleet, decision.ticket
             works.append(work)
             next_prefill(name, now)
+            tell_others(now)
             continue
         now, _, kind, name, subject = heapq.heappop(events)
+        if isinstance(subject, _Message):
+            subject.arrives(now)
+            continue
         engine = engines[name]
         if kind == START:
             push(now + engine.start(), FIRST, name)
@@ -141,6 +156,7 @@ def simulate(
             )
             fleet, ticket = tickets.pop(subject)
             fleet.ended(ticket, now, usage)
+        tell_others(now)
     assert not any(fleet.reservations for fleet in fleets)
     counted = works[int(WARM_UP * len(works)) :]
     tokens = sum(each.request.prompt_tokens for each in counted)
@@ -153,6 +169,29 @@ def simulate(
         max(counts.values()) / len(requests),
         fleets[0].view(now),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """On its way from one router to the others."""
+
+    text: bytes
+    listeners: Sequence[Heard]
+
+    def arrives(self, now: float) -> None:
+        for each in self.listeners:
+            each.hear(self.text, now)
+
+
+class _Told:
+    """What one of several routers tells, and who hears it."""
+
+    def __init__(self, fleet: Fleet, fleets: Sequence[Fleet]) -> None:
+        fleet.listener = self._teller = Teller()
+        self._listeners = [Heard(each) for each in fleets if each is not fleet]
+
+    def taken(self) -> _Message | None:
+        return _Message(self._teller.take(), self._listeners) if len(self._teller) else None
 
 
 def ask_of(request: Request) -> Ask:

@@ -20,7 +20,7 @@ from router.asks import Usage
 from router.chunkhash import chunk_hashes
 from router.exact import EXACT_BYTES_MAX, WAITING_MAX, Exact, ExactAsk, keyspace_of
 from router.parity import LENGTHS_WRONG_MAX, SHORTFALLS_MAX
-from router.prefix import Parsed, ask_of, chain, parse, token_seed
+from router.prefix import BLOCK_BYTES, Parsed, ask_of, chain, parse, token_seed
 from router.registry import AnnouncedReplica
 from router.tier import Keyspace, kv_ranks
 from router.tokens import Kind, Tokenizer, TokenizerError, ids_of, kind_of, open_tokenizer
@@ -264,11 +264,11 @@ def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
 def test_an_exact_ask_has_the_tokens_the_chain_and_the_tier(tokenizer: Tokenizer) -> None:
     tier = FakeTier(3)
     exact = exact_of(tokenizer, tier)
-    made = ask(exact, CHAT, messages=[user("a" * 500)], cache_salt="s", max_tokens=7).ask
-    ids = ids_of(tokenizer, Kind.CHAT, {"messages": [user("a" * 500)]})
+    made = ask(exact, CHAT, messages=[user("a" * 900)], cache_salt="s", max_tokens=7).ask
+    ids = ids_of(tokenizer, Kind.CHAT, {"messages": [user("a" * 900)]})
     assert ids is not None
-    assert (made.prompt_tokens, made.block_tokens, made.output_tokens) == (len(ids), 128, 7)
-    assert made.blocks == chain(array("I", ids).tobytes(), token_seed("", "s"), 512, 99)
+    assert (made.prompt_tokens, made.block_tokens, made.output_tokens) == (len(ids), 256, 7)
+    assert made.blocks == chain(array("I", ids).tobytes(), token_seed("", "s"), BLOCK_BYTES, 99)
     assert made.shared_tokens == 3 * 16
     space = Keyspace(bytes.fromhex("ab" * 16), 16, kv_ranks(2))
     assert tier.asked == [(chunk_hashes(ids, 16), space, "s")]

@@ -14,7 +14,7 @@ from router.canonical import MEDIA_BYTES, MEDIA_MAX
 from router.prefix import BLOCK_BYTES, VALUES_MAX, Parsed, _decoded, ask_of, model_of, parse
 
 CHAT = b"/v1/chat/completions"
-SYSTEM = {"role": "system", "content": "You are careful. " * 100}
+SYSTEM = {"role": "system", "content": "You are careful. " * 200}
 
 
 def chat(*messages: dict[str, Any], **fields: Any) -> Parsed:
@@ -30,14 +30,14 @@ def blocks_of(parsed: Parsed) -> int:
 
 
 def test_a_conversation_grows_without_changing_its_blocks() -> None:
-    first = chat(SYSTEM, user("why? " * 200))
-    second = chat(SYSTEM, user("why? " * 200), {"role": "assistant", "content": "so"}, user("ah"))
+    first = chat(SYSTEM, user("why? " * 400))
+    second = chat(SYSTEM, user("why? " * 400), {"role": "assistant", "content": "so"}, user("ah"))
     assert second.ask_blocks[: blocks_of(first)] == first.ask_blocks
     assert blocks_of(first) == first.canonical_bytes // BLOCK_BYTES > 4
 
 
 def test_prompts_share_blocks_up_to_where_they_part() -> None:
-    left, right = chat(SYSTEM, user("a" * 4000)), chat(SYSTEM, user("b" * 4000))
+    left, right = chat(SYSTEM, user("a" * 8000)), chat(SYSTEM, user("b" * 8000))
     shared = len(SYSTEM["content"]) // BLOCK_BYTES
     assert left.ask_blocks[:shared] == right.ask_blocks[:shared]
     assert set(left.ask_blocks[shared + 1 :]).isdisjoint(right.ask_blocks)
@@ -49,21 +49,24 @@ def test_prompts_share_blocks_up_to_where_they_part() -> None:
         {"model": "other"},
         {"cache_salt": "tenant"},
         {"chat_template": "{{ x }}"},
-        {"tools": [{"type": "function", "function": {"name": "f"}}], "messages": [user("a" * 999)]},
+        {
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "messages": [user("a" * 1999)],
+        },
     ],
 )
 def test_what_changes_the_prompts_beginning_changes_every_block(fields: dict[str, Any]) -> None:
-    plain, other = chat(user("a" * 999)), chat(user("a" * 999), **fields)
+    plain, other = chat(user("a" * 1999)), chat(user("a" * 1999), **fields)
     assert blocks_of(plain) > 0 and set(plain.ask_blocks).isdisjoint(other.ask_blocks)
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 1}, {"stream": True}, {"max_tokens": 3}])
 def test_what_does_not_change_the_prompt_changes_no_block(fields: dict[str, Any]) -> None:
-    assert chat(user("a" * 999), **fields).ask_blocks == chat(user("a" * 999)).ask_blocks
+    assert chat(user("a" * 1999), **fields).ask_blocks == chat(user("a" * 1999)).ask_blocks
 
 
 def test_tools_come_after_the_system_messages() -> None:
-    tools = [{"type": "function", "function": {"name": "f", "description": "d" * 2000}}]
+    tools = [{"type": "function", "function": {"name": "f", "description": "d" * 4000}}]
     plain, tooled = chat(SYSTEM, user("x")), chat(SYSTEM, user("x"), tools=tools)
     shared = len(SYSTEM["content"]) // BLOCK_BYTES
     assert tooled.ask_blocks[:shared] == plain.ask_blocks[:shared]
@@ -107,7 +110,7 @@ def test_a_prompt_of_token_ids_is_counted_exactly() -> None:
     ids = list(range(1000))
     parsed = parse(b"/v1/completions", [json.dumps({"model": "m", "prompt": ids}).encode()])
     ask = ask_of(parsed, tokens_per_byte=0.9)
-    assert (ask.prompt_tokens, ask.block_tokens, len(ask.blocks)) == (1000, 128, 7)
+    assert (ask.prompt_tokens, ask.block_tokens, len(ask.blocks)) == (1000, 256, 3)
 
 
 @pytest.mark.parametrize("prompt", ["ab" * 600, ["ab" * 600, "c"], [[1] * 300, [2]], [1] * 300])
@@ -117,9 +120,9 @@ def test_every_kind_of_prompt_has_blocks(prompt: Any) -> None:
 
 
 def test_the_responses_api_puts_instructions_first() -> None:
-    body = {"model": "m", "instructions": "i" * 600, "input": "q" * 600}
+    body = {"model": "m", "instructions": "i" * 1200, "input": "q" * 1200}
     parsed = parse(b"/v1/responses", [json.dumps(body).encode()])
-    other = parse(b"/v1/responses", [json.dumps({**body, "input": "r" * 600}).encode()])
+    other = parse(b"/v1/responses", [json.dumps({**body, "input": "r" * 1200}).encode()])
     assert parsed.ask_blocks[0] == other.ask_blocks[0]
     assert parsed.ask_blocks[1] != other.ask_blocks[1]
 
@@ -133,13 +136,13 @@ def test_a_request_says_how_it_wants_its_answer() -> None:
 
 
 def test_a_body_in_pieces_is_one_body() -> None:
-    data = json.dumps({"model": "m", "messages": [user("a" * 999)]}).encode()
+    data = json.dumps({"model": "m", "messages": [user("a" * 1999)]}).encode()
     pieces = [data[at : at + 100] for at in range(0, len(data), 100)]
     assert parse(CHAT, pieces) == parse(CHAT, [data])
 
 
 def test_a_path_that_is_not_prefilled_has_no_prompt() -> None:
-    parsed = parse(b"/tokenize", [json.dumps({"model": "m", "prompt": "a" * 999}).encode()])
+    parsed = parse(b"/tokenize", [json.dumps({"model": "m", "prompt": "a" * 1999}).encode()])
     assert (parsed.model, parsed.ask_blocks, parsed.error) == ("m", [], None)
 
 

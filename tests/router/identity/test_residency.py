@@ -15,11 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router import residency
+from router.canonical import TOKEN_BYTES
 from router.kv_events import Batch, Follower, follow
-from router.prefix import chain, token_seed
+from router.prefix import BLOCK_BYTES, chain, token_seed
 from router.residency import Residency, ResidencyMap, Stored
 
-OURS = 128
+OURS = BLOCK_BYTES // TOKEN_BYTES
+"""Tokens of one of our blocks."""
+PARTS = OURS // 16
 
 
 def tokens(count: int, seed: int = 1) -> list[int]:
@@ -29,7 +32,7 @@ def tokens(count: int, seed: int = 1) -> list[int]:
 
 def ours(ids: Sequence[int], adapter: str = "", salt: str = "") -> list[int]:
     """The chain over these ids: what an exact ask for them has as its blocks."""
-    return chain(array("I", ids).tobytes(), token_seed(adapter, salt), 512, 1 << 20)
+    return chain(array("I", ids).tobytes(), token_seed(adapter, salt), BLOCK_BYTES, 1 << 20)
 
 
 class Cache:
@@ -107,23 +110,23 @@ class Listener:
         self.follower.take(self.batch(events))
 
 
-@pytest.mark.parametrize("block", [1, 8, 16, 128, 200, 256])
+@pytest.mark.parametrize("block", [1, 8, 16, 128, 200, 256, 400])
 def test_what_an_engine_stores_is_resident_in_our_blocks(block: int) -> None:
     cache, listener, ids = Cache(block), Listener(), tokens(1000)
     listener.take(cache.store(ids))
     assert listener.resident == set(ours(ids[: 1000 // block * block]))
 
 
-STEPS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 700)), max_size=40)
+STEPS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1400)), max_size=40)
 
 
 @settings(deadline=None, max_examples=50)
-@given(STEPS, st.sampled_from([8, 16, 96, 128, 200]))
+@given(STEPS, st.sampled_from([8, 16, 96, 128, 200, 400]))
 def test_residency_is_what_the_cache_holds(steps: list[tuple[int, int]], block: int) -> None:
     cache, listener = Cache(block), Listener()
-    trunk = tokens(300)
+    trunk = tokens(600)
     for kind, value in steps:
-        branch = trunk[: value % 301] + tokens(value, seed=kind)
+        branch = trunk[: value % 601] + tokens(value, seed=kind)
         listener.take(cache.evict(value) if kind > 6 else cache.store(branch))
         assert listener.resident == cache.ours()
     while events := cache.evict(0):
@@ -133,56 +136,56 @@ def test_residency_is_what_the_cache_holds(steps: list[tuple[int, int]], block: 
 
 
 def test_adapters_and_salts_are_told_apart() -> None:
-    ids = tokens(256)
+    ids = tokens(2 * OURS)
     listener = Listener()
-    listener.take(Cache(128).store(ids, lora_name="l", extra_keys=[["l", "salt"], ["l"]]))
+    listener.take(Cache(OURS).store(ids, lora_name="l", extra_keys=[["l", "salt"], ["l"]]))
     assert listener.resident == set(ours(ids, "l", "salt"))
-    listener.take(Cache(128).store(tokens(256, 2), extra_keys=[["salt"], None]))
-    assert listener.resident >= set(ours(tokens(256, 2), "", "salt"))
+    listener.take(Cache(OURS).store(tokens(2 * OURS, 2), extra_keys=[["salt"], None]))
+    assert listener.resident >= set(ours(tokens(2 * OURS, 2), "", "salt"))
 
 
 @pytest.mark.parametrize("extra", [[["img", 3]], [b"digest"], [["img", 3], "salt"]])
 def test_blocks_with_images_or_embeddings_are_left_out_and_counted(extra: list[Any]) -> None:
-    listener, cache, ids = Listener(), Cache(128), tokens(512)
+    listener, cache, ids = Listener(), Cache(OURS), tokens(4 * OURS)
     listener.take(cache.store(ids, extra_keys=[None, extra, None, None]))
-    assert listener.resident == set(ours(ids[:128]))
+    assert listener.resident == set(ours(ids[:OURS]))
     assert listener.follower.map.unmapped == 3
 
 
 def test_blocks_whose_parent_is_not_known_are_left_out_and_counted() -> None:
-    listener, cache, ids = Listener(), Cache(128), tokens(512)
-    cache.store(ids[:256])
+    listener, cache, ids = Listener(), Cache(OURS), tokens(4 * OURS)
+    cache.store(ids[: 2 * OURS])
     listener.take(cache.store(ids))
     assert (listener.resident, listener.follower.map.unmapped) == (set(), 2)
 
 
 def test_other_media_groups_and_windows_do_not_count() -> None:
-    listener, ids = Listener(), tokens(256)
+    listener, ids = Listener(), tokens(2 * OURS)
     for more in (
         {"medium": "CPU"},
         {"medium": "STORAGE"},
         {"group_idx": 1},
         {"kv_cache_spec_sliding_window": 1024},
     ):
-        listener.take(Cache(128).store(ids, **more))
+        listener.take(Cache(OURS).store(ids, **more))
     assert listener.resident == set()
-    listener.take(Cache(128).store(ids, medium=None))
+    listener.take(Cache(OURS).store(ids, medium=None))
     assert len(listener.resident) == 2
 
 
 def test_a_cleared_cache_holds_nothing() -> None:
     listener = Listener()
-    listener.take(Cache(16).store(tokens(256)))
+    listener.take(Cache(16).store(tokens(2 * OURS)))
     listener.take([{"type": "AllBlocksCleared"}])
     assert listener.resident == set()
 
 
 def test_a_lost_message_empties_the_map() -> None:
     listener, cache = Listener(), Cache(16)
-    listener.take(cache.store(tokens(256)))
+    listener.take(cache.store(tokens(2 * OURS)))
     listener.batch(cache.evict(0))  # never arrives
-    listener.take(cache.store(tokens(256, 2)))
-    assert listener.resident == set(ours(tokens(256, 2)))
+    listener.take(cache.store(tokens(2 * OURS, 2)))
+    assert listener.resident == set(ours(tokens(2 * OURS, 2)))
     assert listener.follower.gaps == 1
 
 
@@ -199,7 +202,7 @@ def test_an_engine_that_starts_anew_holds_nothing_of_before() -> None:
 
 def test_a_message_that_comes_replayed_and_as_it_is_counts_once() -> None:
     listener, cache = Listener(), Cache(16)
-    first, second = listener.batch(cache.store(tokens(256))), listener.batch(cache.evict(0))
+    first, second = listener.batch(cache.store(tokens(2 * OURS))), listener.batch(cache.evict(0))
     for batch, replayed in ((first, True), (second, True), (first, False), (second, False)):
         listener.follower.take(batch, replayed=replayed)
     assert listener.resident == cache.ours() and listener.follower.batches == 2
@@ -229,7 +232,7 @@ def test_a_malformed_message_is_counted(payload: bytes) -> None:
 )
 def test_a_malformed_event_is_counted(event: Any) -> None:
     listener = Listener()
-    listener.take([event, *Cache(16).store(tokens(256))])
+    listener.take([event, *Cache(16).store(tokens(2 * OURS))])
     assert listener.follower.malformed == 1 and len(listener.resident) == 2
 
 
@@ -264,8 +267,8 @@ def parts(ids: Sequence[int], start: int, end: int) -> list[dict[str, Any]]:
 
 
 def test_a_block_said_again_is_still_under_what_it_was_under() -> None:
-    listener, ids = Listener(), tokens(128)
-    listener.take(parts(ids, 0, 8))
+    listener, ids = Listener(), tokens(OURS)
+    listener.take(parts(ids, 0, PARTS))
     listener.take(parts(ids, 0, 1))
     assert listener.resident == set(ours(ids))
     listener.take([{"type": "BlockRemoved", "block_hashes": [Cache.hash(ids[:16])]}])
@@ -273,10 +276,10 @@ def test_a_block_said_again_is_still_under_what_it_was_under() -> None:
 
 
 def test_a_block_of_which_a_part_is_gone_is_not_resident() -> None:
-    listener, ids = Listener(), tokens(128)
-    listener.take(parts(ids, 0, 4))
+    listener, ids = Listener(), tokens(OURS)
+    listener.take(parts(ids, 0, PARTS // 2))
     listener.take([{"type": "BlockRemoved", "block_hashes": [Cache.hash(ids[:32])]}])
-    listener.take(parts(ids, 4, 8))
+    listener.take(parts(ids, PARTS // 2, PARTS))
     assert listener.resident == set()
 
 
@@ -315,7 +318,7 @@ def test_vllms_publisher_is_followed_from_what_was_before(
     publishers: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Stored before we listened: told again at the replay endpoint. Then as it happens."""
-    folder, ids, events = str(tmp_path_factory.mktemp("e")), tokens(512), publishers.events
+    folder, ids, events = str(tmp_path_factory.mktemp("e")), tokens(4 * OURS), publishers.events
     publisher, listener, cache = publishers(folder), Listener(), Cache(16)
 
     def publish(raw: list[dict[str, Any]]) -> None:
@@ -327,16 +330,16 @@ def test_vllms_publisher_is_followed_from_what_was_before(
         publisher.publish(events.KVEventBatch(ts=0.0, events=made))
 
     async def scene() -> None:
-        publish(cache.store(ids[:256]))
+        publish(cache.store(ids[: 2 * OURS]))
         task = asyncio.create_task(
             follow(listener.follower, f"ipc://{folder}/events", f"ipc://{folder}/replay")
         )
-        await until(listener, set(ours(ids[:256])))
+        await until(listener, set(ours(ids[: 2 * OURS])))
         publish(cache.store(ids))
         await until(listener, set(ours(ids)))
-        for _ in range(8):
+        for _ in range(PARTS):
             publish(cache.evict(0))
-        await until(listener, set(ours(ids[:384])))
+        await until(listener, set(ours(ids[: 3 * OURS])))
         publisher.publish(events.KVEventBatch(ts=0.0, events=[events.AllBlocksCleared()]))
         await until(listener, set())
         task.cancel()
@@ -345,4 +348,4 @@ def test_vllms_publisher_is_followed_from_what_was_before(
     asyncio.run(asyncio.wait_for(scene(), 60))
     follower = listener.follower
     assert (follower.gaps, follower.malformed, follower.map.unmapped) == (0, 0, 0)
-    assert follower.batches == 11
+    assert follower.batches == PARTS + 3

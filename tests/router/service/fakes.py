@@ -435,3 +435,18 @@ async def _tasks() -> list[str]:
     await asyncio.sleep(0)
     current = asyncio.current_task()
     return [str(task) for task in asyncio.all_tasks() if task is not current]
+
+
+def children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def is_replaced(supervisor: int, killed: int) -> bool:
+    """Of two processes the one that was killed."""
+    running = children(supervisor)
+    return len(running) == 2 and killed not in running
+
+
+def all_ready(sight: dict[str, list[dict[str, str]]]) -> bool:
+    return {row["state"] for row in sight["replicas"]} == {"ready"}

@@ -19,16 +19,25 @@ from router.app import Place
 from router.board import shared_board
 from router.relay.server import RelayServer, serve
 from router.service import Service
-from tests.router.service.fakes import chat, launched, replicas, router, until
+from tests.router.service.fakes import (
+    all_ready,
+    chat,
+    children,
+    is_replaced,
+    launched,
+    replicas,
+    router,
+    until,
+)  # fmt: skip
 
 
 def test_a_signal_to_every_process_of_a_job_cuts_no_stream() -> None:
     """As service managers and batch systems send it; the supervisor's own comes on top."""
     with replicas(1) as (one,), launched("--replicas", one.url, "--workers", "2") as running:
-        until(lambda: _all_ready(running.ask("/replicas").json()))
+        until(lambda: all_ready(running.ask("/replicas").json()))
         one.script.hold_after = (1, go_on := threading.Event())
         _, answer = running.stream()
-        for pid in _children(running.process.pid):
+        for pid in children(running.process.pid):
             os.kill(pid, signal.SIGTERM)
         until(lambda: sum("draining" in line for line in running.said) == 2)
         running.process.send_signal(signal.SIGTERM)
@@ -42,9 +51,9 @@ def test_a_supervisor_that_is_killed_leaves_no_process_and_no_file(tmp_path: Pat
     environment = {"TMPDIR": str(tmp_path)}
     more = ("--replicas", "http://127.0.0.1:9", "--workers", "2")
     with launched(*more, environment=environment) as running:
-        children = _children(running.process.pid)
+        pids = children(running.process.pid)
         running.process.kill()
-        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
         assert list(tmp_path.iterdir()) == []
 
 
@@ -79,9 +88,9 @@ def test_a_process_that_cannot_be_started_again_now_is_later() -> None:
     """What had one killed may also deny a new one: no reason to end the others."""
     more = ("--replicas", "http://127.0.0.1:9", "--workers", "2")
     with launched(*more, program=("-c", FRUGAL)) as running:
-        killed, _ = _children(running.process.pid)
+        killed, _ = children(running.process.pid)
         os.kill(killed, signal.SIGKILL)
-        until(lambda: _is_replaced(running.process.pid, killed))
+        until(lambda: is_replaced(running.process.pid, killed))
         assert sum("cannot be started" in line for line in running.said) == 2
 
 
@@ -90,7 +99,7 @@ def test_several_processes_serve_one_port_and_each_page_covers_all() -> None:
         urls = ",".join(each.url for each in pair)
         with launched("--replicas", urls, "--workers", "3") as running:
             until(lambda: running.ask("/replicas").json()["workers"] == 3)
-            until(lambda: _all_ready(running.ask("/replicas").json()))
+            until(lambda: all_ready(running.ask("/replicas").json()))
             for number in range(24):
                 assert running.chat(f"{number}").status == 200
             for _ in range(6):  # whichever process is asked
@@ -98,10 +107,6 @@ def test_several_processes_serve_one_port_and_each_page_covers_all() -> None:
                 assert 'requests_total{path="chat/completions",status="200"} 24.0' in text
                 assert "sharedfs_router_workers 3.0" in text
             assert len(running.ask("/router/history").json()["decisions"]) == 24
-
-
-def _all_ready(sight: dict[str, list[dict[str, str]]]) -> bool:
-    return {row["state"] for row in sight["replicas"]} == {"ready"}
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -126,32 +131,32 @@ def test_draining_a_replica_reaches_every_process(tmp_path: Path) -> None:
         more = ("--replicas", urls, "--workers", "2")
         with launched(*more, environment={"TMPDIR": str(deep)}) as running:
             until(lambda: running.ask("/replicas").json()["workers"] == 2)
-            until(lambda: _all_ready(running.ask("/replicas").json()))
+            until(lambda: all_ready(running.ask("/replicas").json()))
             running.ask(f"/replicas/{pair[0].id}/drain", method="POST")
             assert {running.chat(f"{number}").replica for number in range(16)} == {pair[1].id}
 
 
-def test_a_process_that_dies_is_replaced_and_the_others_end_with_the_supervisor() -> None:
+def test_a_process_that_diesis_replaced_and_the_others_end_with_the_supervisor() -> None:
     with replicas(1) as (one,), launched("--replicas", one.url, "--workers", "2") as running:
-        killed, _ = _children(running.process.pid)
+        killed, _ = children(running.process.pid)
         os.kill(killed, signal.SIGKILL)
-        until(lambda: _is_replaced(running.process.pid, killed))
-        children = _children(running.process.pid)
+        until(lambda: is_replaced(running.process.pid, killed))
+        pids = children(running.process.pid)
         running.process.send_signal(signal.SIGTERM)
         running.process.wait(30)
-        assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+        assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
 
 
-def test_a_process_that_is_replaced_drains_whom_the_others_drain() -> None:
+def test_a_process_thatis_replaced_drains_whom_the_others_drain() -> None:
     with replicas(2) as pair:
         urls = ",".join(replica.url for replica in pair)
         with launched("--replicas", urls, "--workers", "2") as running:
-            until(lambda: _all_ready(running.ask("/replicas").json()))
+            until(lambda: all_ready(running.ask("/replicas").json()))
             running.ask(f"/replicas/{pair[0].id}/drain", method="POST")
             for _ in range(2):  # both, one after the other
-                killed = _children(running.process.pid)[0]
+                killed = children(running.process.pid)[0]
                 os.kill(killed, signal.SIGKILL)
-                until(lambda killed=killed: _is_replaced(running.process.pid, killed))  # type: ignore[misc]
+                until(lambda killed=killed: is_replaced(running.process.pid, killed))  # type: ignore[misc]
                 until(lambda: running.ask("/replicas").json()["workers"] == 2)
             assert {running.chat(f"{number}").replica for number in range(16)} == {pair[1].id}
 
@@ -247,15 +252,15 @@ cli.main()
 """The router as it is started, with shorter waits: a look, a silence, a grace in seconds."""
 
 
-def test_a_process_that_stands_still_is_replaced() -> None:
+def test_a_process_that_stands_stillis_replaced() -> None:
     program = ("-c", IMPATIENT.format("0.1, 4.0, 0.5"))
     with (
         replicas(1) as (one,),
         launched("--replicas", one.url, "--workers", "2", program=program) as running,
     ):
-        stopped, _ = _children(running.process.pid)
+        stopped, _ = children(running.process.pid)
         os.kill(stopped, signal.SIGSTOP)
-        until(lambda: _is_replaced(running.process.pid, stopped))
+        until(lambda: is_replaced(running.process.pid, stopped))
         until(lambda: running.ask("/replicas").json()["workers"] == 2)
         for _ in range(4):  # whichever process is asked
             text = running.ask("/metrics").body.decode()
@@ -270,18 +275,18 @@ def test_a_process_that_comes_to_itself_when_told_to_end_lets_its_streams_finish
         replicas(1) as (one,),
         launched("--replicas", one.url, "--workers", "2", program=program) as running,
     ):
-        until(lambda: _all_ready(running.ask("/replicas").json()))
+        until(lambda: all_ready(running.ask("/replicas").json()))
         one.script.hold_after = (1, go_on := threading.Event())
         connection, answer = running.stream()
-        children = _children(running.process.pid)
-        stopped = next(pid for pid in children if _has_connection(pid, connection))
+        pids = children(running.process.pid)
+        stopped = next(pid for pid in pids if _has_connection(pid, connection))
         os.kill(stopped, signal.SIGSTOP)
         until(lambda: any("stands still" in line for line in running.said))
         os.kill(stopped, signal.SIGCONT)
         until(lambda: any("draining" in line for line in running.said))
         go_on.set()
         assert answer.read().endswith(b"data: [DONE]\n\n")
-        until(lambda: _is_replaced(running.process.pid, stopped))
+        until(lambda: is_replaced(running.process.pid, stopped))
 
 
 def test_a_machine_that_was_frozen_loses_no_process() -> None:
@@ -291,19 +296,19 @@ def test_a_machine_that_was_frozen_loses_no_process() -> None:
         replicas(1) as (one,),
         launched("--replicas", one.url, "--workers", "2", program=program) as running,
     ):
-        children = _children(running.process.pid)
-        for pid in children:
+        pids = children(running.process.pid)
+        for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         time.sleep(1.2)  # it has seen their last beats
         os.kill(running.process.pid, signal.SIGSTOP)
         time.sleep(6)  # longer than silence and grace
-        killed, other = children
+        killed, other = pids
         os.kill(killed, signal.SIGKILL)
         os.kill(running.process.pid, signal.SIGCONT)  # it wakes first, and looks
-        until(lambda: _is_replaced(running.process.pid, killed))
+        until(lambda: is_replaced(running.process.pid, killed))
         os.kill(other, signal.SIGCONT)
         until(lambda: running.ask("/replicas").json()["workers"] == 2)
-        assert other in _children(running.process.pid)
+        assert other in children(running.process.pid)
         assert not any("stands still" in line for line in running.said)
 
 
@@ -326,16 +331,6 @@ def _has_connection(pid: int, connection: http.client.HTTPConnection) -> bool:
     return any(f"socket:[{inode}]" in links for inode in inodes)
 
 
-def _is_replaced(supervisor: int, killed: int) -> bool:
-    children = _children(supervisor)
-    return len(children) == 2 and killed not in children
-
-
-def _children(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in text.split()]
-
-
 def test_a_key_from_a_pipe_reaches_all_processes_and_those_started_later() -> None:
     keys = [os.pipe(), os.pipe()]
     for (_, writes), text in zip(keys, (b"sesame\n", b"inner\n"), strict=True):
@@ -351,9 +346,9 @@ def test_a_key_from_a_pipe_reaches_all_processes_and_those_started_later() -> No
     ):  # fmt: skip
         key = {"authorization": "Bearer sesame"}
         for _ in range(2):  # both, one after the other
-            killed = _children(running.process.pid)[0]
+            killed = children(running.process.pid)[0]
             os.kill(killed, signal.SIGKILL)
-            until(lambda killed=killed: _is_replaced(running.process.pid, killed))  # type: ignore[misc]
+            until(lambda killed=killed: is_replaced(running.process.pid, killed))  # type: ignore[misc]
             until(lambda: running.ask("/replicas", headers=key).json()["workers"] == 2)
         for _ in range(8):
             assert running.chat().status == 401

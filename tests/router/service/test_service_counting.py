@@ -128,7 +128,9 @@ def seen(extra: dict[str, float] | None = None) -> dict[str, Any]:
     fleet = Fleet(rng=random.Random(1))
     members = Members(fleet)
     members.apply(listed(["a:1"]))
-    numbers = {"connections": 1.0, "upstream_connections": 1.0, "tokens_per_byte": 0.25}
+    numbers = {
+        "connections": 1.0, "upstream_connections": 1.0, "tokens_per_byte": 0.25, "heard": 1.0
+    }  # fmt: skip
     whole = sight.sight_of(fleet.view(0.0), members, extra or numbers)
     return {**whole, "replaced": {"died": 2, "silent": 1}}
 
