@@ -61,7 +61,7 @@ class Listener(Protocol):
 
     def first(self, ticket: Ticket) -> None: ...
 
-    def closed(self, ticket: Ticket) -> None: ...
+    def closed(self, ticket: Ticket, now: float) -> None: ...
 
 
 class Fleet:
@@ -311,7 +311,7 @@ class Fleet:
         if ticket.is_ours:
             self._reservations -= 1
             if self.listener is not None:
-                self.listener.closed(ticket)
+                self.listener.closed(ticket, now)
         known = self._replicas.get(ticket.replica)
         if known is not None:
             known.load.drop(ticket, now)

@@ -5,7 +5,8 @@ another's and keeps its open tickets in the fleet, beside one's own: each proces
 prefix and every reservation. What an answer teaches is not told: each learns from its own.
 
 A message is a msgpack array of events; an event is an array that begins with its kind. A ticket's
-number is its teller's. What cannot be read raises ValueError, and whoever sent it is not listened
+number is its teller's; times are of the clock all processes of a machine share. What cannot be read
+raises ValueError, and whoever sent it is not listened
 to any more. One's tidings end with the connection: what was open is taken to have failed.
 """
 
@@ -47,20 +48,21 @@ class Teller:
         blocks = array("Q", ticket.blocks).tobytes()
         self._happened(
             (
-                PLACED, self._last, ticket.replica, ticket.block_tokens, ticket.prompt_tokens,
-                ticket.local_tokens, ticket.host_tokens, ticket.shared_tokens, ticket.compute_s,
-                ticket.io_s, ticket.load_s, ticket.local_s, ticket.known_blocks,
-                ticket.is_streamed, ticket.io_waited_s, blocks,
+                PLACED, self._last, ticket.chosen_at, ticket.replica, ticket.block_tokens,
+                ticket.prompt_tokens, ticket.local_tokens, ticket.host_tokens,
+                ticket.shared_tokens, ticket.compute_s, ticket.io_s, ticket.load_s,
+                ticket.local_s, ticket.known_blocks, ticket.is_streamed, ticket.io_waited_s,
+                blocks,
             )
         )  # fmt: skip
 
     def first(self, ticket: Ticket) -> None:
         if ticket.number:
-            self._happened((FIRST, ticket.number))
+            self._happened((FIRST, ticket.number, ticket.first_at))
 
-    def closed(self, ticket: Ticket) -> None:
+    def closed(self, ticket: Ticket, now: float) -> None:
         if ticket.number:
-            self._happened((OVER, ticket.number))
+            self._happened((OVER, ticket.number, now))
 
     def _happened(self, event: Any) -> None:
         if not self._events and self._wake is not None:
@@ -92,19 +94,19 @@ class Heard:
             raise ValueError(f"tidings that cannot be read: {error}") from error
 
     def _happened(self, event: Any, now: float) -> None:
-        kind, number = event[0], event[1]
+        kind, number, at = event[0], event[1], min(float(event[2]), now)
         if kind == PLACED:
-            ticket = _ticket(event, now)
-            if self._fleet.heard(ticket, now):
+            ticket = _ticket(event, at)
+            if self._fleet.heard(ticket, at):
                 self._open[number] = ticket
         elif kind == FIRST:
             known = self._open.get(number)
             if known is not None:
-                self._fleet.first_byte(known, now)
+                self._fleet.first_byte(known, at)
         elif kind == OVER:
             known = self._open.pop(number, None)
             if known is not None:
-                self._fleet.released(known, now)
+                self._fleet.released(known, at)
         else:
             raise ValueError(f"no such event: {kind!r}")
 
@@ -114,9 +116,9 @@ class Heard:
             self._fleet.released(self._open.popitem()[1], now)
 
 
-def _ticket(event: Any, now: float) -> Ticket:
+def _ticket(event: Any, at: float) -> Ticket:
     (
-        _, _, replica, block_tokens, prompt_tokens, local_tokens, host_tokens, shared_tokens,
+        _, _, _, replica, block_tokens, prompt_tokens, local_tokens, host_tokens, shared_tokens,
         compute_s, io_s, load_s, local_s, known_blocks, is_streamed, io_waited_s, packed,
     ) = event  # fmt: skip
     blocks = array("Q")
@@ -133,7 +135,7 @@ def _ticket(event: Any, now: float) -> Ticket:
         float(io_s),
         float(load_s),
         float(local_s),
-        now,
+        at,
         known_blocks,
         is_streamed,
         float(io_waited_s),

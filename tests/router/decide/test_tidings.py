@@ -80,6 +80,22 @@ def test_what_a_replica_says_of_its_load_is_not_counted_twice() -> None:
     assert pending_s(pair.other, first.replica, 0.0) == first.ticket.compute_s
 
 
+def test_what_is_heard_late_counts_from_when_it_was() -> None:
+    """Else what one learns of a prefill that began when another's ended would be too short."""
+    pair = Pair()
+    first = chosen(pair.one, prompt(1), 0.0)
+    second = chosen(pair.other, prompt(1, 30), 0.0)
+    assert second.replica != first.replica, "it has not heard of the first one yet"
+    pair.told(0.5)
+    late = chosen(pair.other, prompt(1, 25), 0.5)
+    assert late.replica == first.replica
+    assert late.costs.queue_s == pytest.approx(max(0.0, first.ticket.compute_s - 0.5))
+    pair.one.first_byte(first.ticket, 0.6)
+    pair.told(0.9)
+    pair.other.first_byte(late.ticket, 1.0)
+    assert late.ticket.began_at == 0.6
+
+
 def test_a_first_token_ends_the_prefill_and_fills_the_shared_tier() -> None:
     pair = Pair()
     first = chosen(pair.one, prompt(1), 0.0)
@@ -164,6 +180,7 @@ def test_a_teller_wakes_once_for_what_it_then_tells_together() -> None:
 
 
 STRANGE: tuple[object, ...] = (
+    [[9, 1, 0.0]],
     [[9, 1]],
     [[]],
     [None],
@@ -184,7 +201,7 @@ def test_what_cannot_be_read_is_a_value_error(message: bytes) -> None:
 
 def test_an_end_nobody_heard_the_beginning_of_is_nothing() -> None:
     pair = Pair()
-    pair.heard.hear(msgspec.msgpack.encode([[OVER, 77]]), 0.0)
+    pair.heard.hear(msgspec.msgpack.encode([[OVER, 77, 0.0]]), 0.0)
     assert len(pair.heard) == 0
 
 
