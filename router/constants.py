@@ -43,7 +43,7 @@ class Constants:
     host_tokens: int = 1600 * 512
     """KV a replica's host memory holds; 0: it keeps none there."""
     shared_blocks: int = 1 << 17
-    """Blocks remembered to be in the shared tier, where no catalog tells: 8 MB at most."""
+    """Blocks remembered to be in the shared tier, where no catalog tells: 9 MB at most."""
 
     throughput_weight: float = 0.3
     """theta: how much a second of GPU or of loading counts for each request that waits for it."""

@@ -51,7 +51,8 @@ __all__ = [
 ]
 
 EDGE_BLOCKS = 8
-"""What remembering an edge takes beside its blocks, in blocks (about 60 bytes each)."""
+"""What an edge counts beside its blocks where the bound is one of memory: it takes some 700 bytes,
+a block 8, and of the shortest prompts fit 13,000 (9 MB), of those of 64 KB 1,900 (2 MB)."""
 
 
 class Listener(Protocol):
