@@ -57,6 +57,7 @@ class Telling:
         self._listeners: dict[str, asyncio.WriteTransport] = {}
         """By the name of their sockets."""
         self._heard: set[_Hearing] = set()
+        self._has_complained = False
         self._server: asyncio.Server | None = None
         self._looking: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -97,7 +98,7 @@ class Telling:
             await self._server.wait_closed()
 
     def _hearing(self) -> asyncio.Protocol:
-        return _Hearing(Heard(self._fleet), self._now, self._heard)
+        return _Hearing(Heard(self._fleet), self._now, self._heard, self._complain)
 
     async def _look(self, mine: str) -> None:
         """Connects to who is there and was not."""
@@ -114,10 +115,18 @@ class Telling:
                     )
                 except OSError:
                     continue  # it is being started again
+                if transport.is_closing():
+                    continue  # it ended before we came to know of it
                 transport.write(GREETING)
                 self._listeners[name] = transport
                 self._fleet.listener = self._teller
             await asyncio.sleep(LOOK_SECONDS)
+
+    def _complain(self, trouble: str) -> None:
+        """Once: whoever is not listened to connects again and again."""
+        if not self._has_complained:
+            self._has_complained = True
+            log.warning("not listening to a process on this port: %s", trouble)
 
     def _lost(self, name: str) -> None:
         self._listeners.pop(name, None)
@@ -153,10 +162,17 @@ class _Told(asyncio.Protocol):
 class _Hearing(asyncio.Protocol):
     """From one who tells. Belongs to `all_` while it lasts."""
 
-    def __init__(self, heard: Heard, now: Callable[[], float], all_: set[_Hearing]) -> None:
+    def __init__(
+        self,
+        heard: Heard,
+        now: Callable[[], float],
+        all_: set[_Hearing],
+        complain: Callable[[str], None],
+    ) -> None:
         self.heard = heard
         self._now = now
         self._all = all_
+        self._complain = complain
         self._transport: asyncio.Transport | None = None
         self._pending = bytearray()
         self._is_greeted = False
@@ -178,7 +194,7 @@ class _Hearing(asyncio.Protocol):
         try:
             self._read()
         except ValueError as error:
-            log.warning("not listening to a process on this port: %s", error)
+            self._complain(str(error))
             self.cut()
 
     def _read(self) -> None:
@@ -193,7 +209,7 @@ class _Hearing(asyncio.Protocol):
             begin = position + LENGTH_BYTES
             length = int.from_bytes(pending[position:begin], "big")
             if length > MESSAGE_BYTES_MAX:
-                raise ValueError(f"a message of {length} bytes")
+                raise ValueError("a message beyond all measure")
             if len(pending) < begin + length:
                 break
             position = begin + length
