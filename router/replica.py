@@ -93,9 +93,11 @@ class Replica:
 
     def takes_requests(self) -> bool:
         """Whether it may be chosen; half open it gets one at a time. What was sent there before
-        does not count: streams may go on for minutes, and what it forgot is never answered."""
+        does not count: streams may go on for minutes, and what it forgot is never answered. Nor
+        does what other processes send, whose breakers may be closed: there would always be some."""
         if self.state is ReplicaState.HALF_OPEN:
-            return self.load.pending.keys() <= self._before_trial
+            before = self._before_trial
+            return not any(each.is_ours and each not in before for each in self.load.pending)
         return self.state is ReplicaState.READY
 
     def standing(self, matched_tokens: float, now: float) -> Standing:

@@ -9,7 +9,7 @@ import pytest
 
 from router.asks import Ask
 from router.constants import Constants
-from router.fleet import Decision, Fleet, Observation
+from router.fleet import Decision, Fleet, Observation, ReplicaState
 from router.tidings import OVER, PLACED, Heard, Teller
 
 BLOCK = 512.0
@@ -126,6 +126,18 @@ def test_what_failed_before_its_first_token_is_not_thought_to_be_there() -> None
     pair.told(1.0)
     assert pending_s(pair.other, first.replica, 1.0) == 0.0
     assert chosen(pair.other, prompt(1), 1.0).local_tokens == 0
+
+
+def test_what_others_send_to_a_half_open_replica_keeps_nobody_from_its_trial() -> None:
+    """Theirs may be closed, and then something of theirs waits there all the time."""
+    pair = Pair()
+    for state in (ReplicaState.DOWN, ReplicaState.HALF_OPEN):
+        pair.other.set_state("a", state)
+    chosen(pair.one, prompt(1), 0.0, "b", "c")
+    pair.told(0.0)
+    trial = chosen(pair.other, prompt(1000), 1.0, "b", "c")
+    assert trial.replica == "a"
+    assert pair.other.choose(prompt(2000), 1.0, exclude=frozenset("bc")) is None
 
 
 def test_who_tells_no_more_leaves_nothing_under_way() -> None:
