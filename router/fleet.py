@@ -217,8 +217,7 @@ class Fleet:
         theirs: Estimate | None,
         now: float,
     ) -> Decision:
-        held = max(depths.get(chosen.gpu, 0), depths.get(chosen.host, 0)) if depths else 0
-        ticket = ticket_for(ask, chosen.name, costs, held, now)
+        ticket = ticket_for(ask, chosen.name, costs, _held(chosen, depths), now)
         if rival is not None and theirs is not None:
             last = next(reversed(rival.load.pending), None)
             ticket.rival = Rival(last, theirs.local_s + theirs.shared_s, theirs.compute_s)
@@ -257,7 +256,9 @@ class Fleet:
         chosen = self._replicas.get(ticket.replica)
         if chosen is None:
             return False
-        self._placed(ticket, self._tree.find(ticket.blocks), chosen, now)
+        path = self._tree.find(ticket.blocks)
+        ticket.known_blocks = _held(chosen, path.depths())
+        self._placed(ticket, path, chosen, now)
         return True
 
     def sent(self, ticket: Ticket, now: float) -> None:
@@ -346,3 +347,8 @@ class Fleet:
             tree_blocks=self._tree.blocks,
             common_tokens=int(self._common.blocks * self._block_tokens),
         )
+
+
+def _held(chosen: Replica, depths: dict[Holder, int]) -> int:
+    """Blocks of a prompt it is thought to hold."""
+    return max(depths.get(chosen.gpu, 0), depths.get(chosen.host, 0)) if depths else 0

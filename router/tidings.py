@@ -51,8 +51,7 @@ class Teller:
                 PLACED, self._last, ticket.chosen_at, ticket.replica, ticket.block_tokens,
                 ticket.prompt_tokens, ticket.local_tokens, ticket.host_tokens,
                 ticket.shared_tokens, ticket.compute_s, ticket.io_s, ticket.load_s,
-                ticket.local_s, ticket.known_blocks, ticket.is_streamed, ticket.io_waited_s,
-                blocks,
+                ticket.local_s, ticket.is_streamed, ticket.io_waited_s, blocks,
             )
         )  # fmt: skip
 
@@ -119,7 +118,7 @@ class Heard:
 def _ticket(event: Any, at: float) -> Ticket:
     (
         _, _, _, replica, block_tokens, prompt_tokens, local_tokens, host_tokens, shared_tokens,
-        compute_s, io_s, load_s, local_s, known_blocks, is_streamed, io_waited_s, packed,
+        compute_s, io_s, load_s, local_s, is_streamed, io_waited_s, packed,
     ) = event  # fmt: skip
     blocks = array("Q")
     blocks.frombytes(packed)
@@ -136,7 +135,7 @@ def _ticket(event: Any, at: float) -> Ticket:
         float(load_s),
         float(local_s),
         at,
-        known_blocks,
+        0,  # what this one thinks the replica held is known when it is placed
         is_streamed,
         float(io_waited_s),
     )

@@ -128,6 +128,20 @@ def test_what_failed_before_its_first_token_is_not_thought_to_be_there() -> None
     assert chosen(pair.other, prompt(1), 1.0).local_tokens == 0
 
 
+def test_what_failed_there_was_held_before_is_still_thought_to_be() -> None:
+    """A process started anew does not know what the replica holds, nor does its failure say."""
+    pair = Pair()
+    held = chosen(pair.other, prompt(1), 0.0)
+    pair.other.first_byte(held.ticket, 1.0)
+    pair.other.ended(held.ticket, 1.0, None)
+    others = frozenset("abc") - {held.replica}
+    failed = chosen(pair.one, prompt(1, 30), 2.0, *others)
+    pair.told(2.0)
+    pair.one.released(failed.ticket, 3.0)
+    pair.told(3.0)
+    assert chosen(pair.other, prompt(1, 30), 4.0, *others).local_tokens == 20 * BLOCK
+
+
 def test_what_others_send_to_a_half_open_replica_keeps_nobody_from_its_trial() -> None:
     """Theirs may be closed, and then something of theirs waits there all the time."""
     pair = Pair()
