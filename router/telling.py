@@ -104,8 +104,7 @@ class Telling:
         """Connects to who is there and was not."""
         loop = asyncio.get_running_loop()
         while True:
-            folder = self._meeting()
-            for path in sorted(folder.glob("*.told")) if folder is not None else ():
+            for path in self._places():
                 name = path.name
                 if name == mine or name in self._listeners:
                     continue
@@ -127,6 +126,14 @@ class Telling:
         if not self._has_complained:
             self._has_complained = True
             log.warning("not listening to a process on this port: %s", trouble)
+
+    def _places(self) -> list[Path]:
+        """Where processes listen; none where the directory cannot be read for now."""
+        try:
+            folder = self._meeting()
+            return [] if folder is None else sorted(folder.glob("*.told"))
+        except OSError:  # no descriptor is left: next time there may be one
+            return []
 
     def _lost(self, name: str) -> None:
         self._listeners.pop(name, None)

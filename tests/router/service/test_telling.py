@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import http.client
 import os
 import random
@@ -109,6 +110,30 @@ async def test_who_is_started_again_is_told_and_heard(tmp_path: Path) -> None:
         await until(lambda: again.telling.heard == other.telling.heard == 1)
     finally:
         await closed([again, other])
+
+
+@over_sockets
+async def test_a_look_that_fails_is_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where no descriptor is left for the directory."""
+    one, other = await met(tmp_path, 2)
+    try:
+        failed: list[str] = []
+
+        def fails(folder: Path, pattern: str) -> list[Path]:
+            failed.append(pattern)
+            raise OSError(errno.EMFILE, "too many open files")
+
+        with monkeypatch.context() as without:
+            without.setattr(Path, "glob", fails)
+            await until(lambda: len(failed) > 3)
+        await other.telling.close()
+        other = Process(tmp_path, 1)
+        await other.telling.start()
+        await until(lambda: one.telling.listeners == 1)
+    finally:
+        await closed([one, other])
 
 
 @pytest.mark.parametrize(
