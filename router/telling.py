@@ -139,6 +139,7 @@ class Telling:
         self._listeners.pop(name, None)
         if not self._listeners:
             self._fleet.listener = None
+            self._teller.take()  # of whose ends nobody would tell who listens next
 
     def _soon(self) -> None:
         if self._timer is None:

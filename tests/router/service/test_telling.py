@@ -113,6 +113,27 @@ async def test_who_is_started_again_is_told_and_heard(tmp_path: Path) -> None:
 
 
 @over_sockets
+async def test_what_ended_while_nobody_listened_is_not_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who connects soon enough would hear of its beginning and never of its end."""
+    one, other = await met(tmp_path, 2)
+    try:
+        monkeypatch.setattr(telling, "TOGETHER_SECONDS", 0.5)
+        decision = one.places(0)
+        await other.telling.close()
+        await until(lambda: one.telling.listeners == 0)
+        one.fleet.released(decision.ticket, time.monotonic())
+        other = Process(tmp_path, 1)
+        await other.telling.start()
+        await until(lambda: one.telling.listeners == 1)
+        await asyncio.sleep(1.0)
+        assert other.telling.heard == 0
+    finally:
+        await closed([one, other])
+
+
+@over_sockets
 async def test_a_look_that_fails_is_not_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
