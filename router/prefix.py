@@ -32,6 +32,8 @@ VALUES_MAX = 1_250_000
 keep every stream waiting, for half a minute where 64 MiB are full of them."""
 BLOCKS_MAX = 4096
 """4 MiB of text, about a million tokens: past it a prompt is weighed but not told apart."""
+BEFORE_VALUES = (b",", b"[", b"{")
+"""Each value but the first has one of these before it, or before its name: also where they nest."""
 TOKENS_PER_BYTE = 0.25
 """English text under today's vocabularies; whoever learns better passes it to `ask_of`."""
 
@@ -190,7 +192,7 @@ def _decoded(body: bytes) -> Any:
 
     msgspec reads a fifth of the time; what it refuses the standard library reads again, which
     also takes NaN, lone surrogates and UTF-16, as Python's engines do."""
-    if len(body) > VALUES_MAX and body.count(b",") > VALUES_MAX:
+    if len(body) > VALUES_MAX and sum(map(body.count, BEFORE_VALUES)) > VALUES_MAX:
         raise ValueError(f"more than {VALUES_MAX} values")
     try:
         return _decode(body)

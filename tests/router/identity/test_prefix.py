@@ -242,6 +242,15 @@ def test_a_body_of_countless_values_is_left_unread(value: bytes) -> None:
     assert parsed.error is not None and f"{VALUES_MAX} values" in parsed.error
 
 
+@pytest.mark.parametrize(("opened", "closed"), [(b"[", b"]"), (b'{"":', b"}")])
+def test_values_within_each_other_are_countless_too(opened: bytes, closed: bytes) -> None:
+    """24 MB of lists 150 deep take ten seconds, a gigabyte, and but 80,000 commas."""
+    nested = opened * 150 + b"0" + closed * 150
+    many = b",".join([nested] * (VALUES_MAX // 150 + 1))
+    parsed = parse(b"/v1/completions", [b'{"model":"m","prompt":"x","more":[' + many + b"]}"])
+    assert parsed.error is not None and f"{VALUES_MAX} values" in parsed.error
+
+
 def test_a_million_token_ids_are_read() -> None:
     many = b",".join([b"123456"] * (1 << 20))
     assert parse(b"/v1/completions", [b'{"prompt":[' + many + b"]}"]).token_count == 1 << 20
