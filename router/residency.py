@@ -2,7 +2,7 @@
 
 vLLM says "stored: these blocks, after that parent, of these tokens" and "removed: these blocks".
 Its hashes are its own (salted, perhaps random for each process); ours are the chain over exact
-token ids (`prefix.chain`), so a block of ours (128 tokens) is resident while all engine blocks
+token ids (`prefix.chain`), so a block of ours (256 tokens) is resident while all engine blocks
 under it are. What cannot be mapped is left out and counted in `unmapped`: blocks whose parent was
 stored before we listened, and blocks with images or embeddings, whose ids do not tell their
 content. So the map may know too little, never too much, as long as no event was missed.

@@ -191,4 +191,5 @@ def test_the_engines_events_make_our_blocks_resident(
         return asked, follower.malformed
 
     asked, malformed = asyncio.run(asyncio.wait_for(scene(), WAIT_SECONDS))
-    assert resident == set(asked.ask.blocks) and len(resident) == 7 and malformed == 0
+    assert resident == set(asked.ask.blocks) and malformed == 0
+    assert len(resident) == int(asked.ask.prompt_tokens // asked.ask.block_tokens) > 2

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -61,7 +62,16 @@ def test_a_second_signal_ends_the_drain_at_once(workers: str) -> None:
         hold.set()
 
 
+@pytest.fixture
+def heard_hangups() -> Iterator[None]:
+    """Who runs the tests may ignore SIGHUP (nohup), and so would what they start."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.usefixtures("heard_hangups")
 def test_a_terminal_that_hangs_up_more_than_once_lets_streams_finish(workers: str) -> None:
     with replicas(1) as (one,), launched("--replicas", one.url, "--workers", workers) as running:
         until(lambda: running.ask("/replicas").json()["workers"] == int(workers))
